@@ -1,0 +1,23 @@
+"""What D → ∞ says: the single-location model, its order parameters, population risk and gradient flow.
+
+Importing this package switches JAX to 64-bit (`jax_enable_x64`): the theory is computed in float64.
+No other global flag is touched.
+"""
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+
+from theory.activation import Activation as Activation  # noqa: E402
+from theory.activation import Softmax as Softmax  # noqa: E402
+from theory.order import OrderParameters as OrderParameters  # noqa: E402
+from theory.prior import GaussianMixture as GaussianMixture  # noqa: E402
+from theory.prior import Prior as Prior  # noqa: E402
+from theory.prior import discrete as discrete  # noqa: E402
+from theory.prior import gaussian as gaussian  # noqa: E402
+from theory.prior import one_hot as one_hot  # noqa: E402
+from theory.prior import sign_flips as sign_flips  # noqa: E402
+from theory.task import SingleLocation as SingleLocation  # noqa: E402
+from theory.trajectory import Result as Result  # noqa: E402
+from theory.trajectory import RunFailed as RunFailed  # noqa: E402
+from theory.trajectory import Trajectory as Trajectory  # noqa: E402

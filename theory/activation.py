@@ -1,0 +1,47 @@
+"""Attention activations: scores of all heads and tokens to attention weights."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from theory._checks import invalid, positive
+
+
+class Activation(eqx.Module):
+    """σ_hℓ from the scores χ_hℓ; a call takes (..., H, L) and returns the same shape."""
+
+    name: eqx.AbstractVar[str]
+
+    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Softmax(Activation):
+    """σ_hℓ = e^{χ_hℓ/T} / Σ_ℓ' e^{χ_hℓ'/T}.
+
+    Args:
+        temperature: T > 0, one number or one per head (H,).
+    """
+
+    temperature: Float[Array, "..."]
+
+    def __init__(self, temperature: Any = 1.0):
+        self.temperature = positive("temperature", temperature, (0, 1))
+
+    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
+        heads = scores.shape[-2]
+        if self.temperature.ndim == 1 and self.temperature.shape != (heads,):
+            raise invalid("temperature", f"one number or one per head ({heads},)", self.temperature.shape)
+        inverse = (1 / self.temperature).astype(scores.dtype)
+        scaled = scores * inverse.reshape((1,) * (scores.ndim - 2) + (-1, 1))
+        return jax.nn.softmax(scaled, axis=-1)
+
+    @property
+    def name(self) -> str:
+        return f"Softmax(temperature={np.asarray(self.temperature).tolist()!r})"

@@ -1,0 +1,247 @@
+"""The prior P_θ of the spikes' weights: finite Gaussian mixtures Σ_c w_c N(μ_c, Σ_c), Σ_c possibly 0.
+
+Every prior stores the numbers a user gave and derives the mixture from them, so that changing a field
+(or sweeping it) always changes the prior.
+"""
+
+import itertools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from theory._checks import invalid, is_concrete, non_negative, real_array, whole
+
+
+def _numbers(value: Any) -> str:
+    """An array as nested lists with every digit."""
+    return repr(np.asarray(value).tolist())
+
+
+class Prior(eqx.Module):
+    """A law of θ in R^F, seen as a Gaussian mixture with C components.
+
+    Subclasses give `weights` (C,), `means` (C, F), `covariances` (C, F, F) and `name`.
+    """
+
+    weights: eqx.AbstractVar[Float[Array, " C"]]
+    means: eqx.AbstractVar[Float[Array, "C F"]]
+    covariances: eqx.AbstractVar[Float[Array, "C F F"]]
+    name: eqx.AbstractVar[str]
+
+    @property
+    def features(self) -> int:
+        """Number F of spikes."""
+        return self.means.shape[-1]
+
+    @property
+    def components(self) -> int:
+        """Number C of mixture components (support points when the prior is discrete)."""
+        return self.means.shape[-2]
+
+    def mean(self) -> Float[Array, " F"]:
+        """E θ."""
+        return self.weights @ self.means
+
+    def covariance(self) -> Float[Array, "F F"]:
+        """Cov θ, within and between components."""
+        centred = self.means - self.mean()[None]
+        between = jnp.einsum("c,cf,cg->fg", self.weights, centred, centred)
+        return between + jnp.einsum("c,cfg->fg", self.weights, self.covariances)
+
+    def variance(self) -> Float[Array, " F"]:
+        """Var θ_f, which orders the specialization stages."""
+        return jnp.diagonal(self.covariance())
+
+    def sample(self, key: Key[Array, ""], count: int, dtype: Any = jnp.float64) -> Float[Array, "count F"]:
+        """Independent draws of θ."""
+        choice, normal = jax.random.split(key)
+        component = jax.random.choice(choice, self.components, (count,), p=self.weights)
+        values, vectors = jnp.linalg.eigh(self.covariances)
+        root = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
+        noise = jax.random.normal(normal, (count, self.features), dtype)
+        return self.means.astype(dtype)[component] + jnp.einsum("nfg,ng->nf", root.astype(dtype)[component], noise)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class GaussianMixture(Prior):
+    """The general prior: weights (C,), means (C, F), covariances (C, F, F).
+
+    Components of weight zero are dropped; the rest is normalized, but only if it sums to one within 1e-6.
+    """
+
+    weights: Float[Array, " C"]
+    means: Float[Array, "C F"]
+    covariances: Float[Array, "C F F"]
+
+    def __init__(self, weights: Any, means: Any, covariances: Any):
+        weights = non_negative("weights", weights, 1)
+        means = real_array("means", means, 2)
+        covariances = real_array("covariances", covariances, 3)
+        count, features = means.shape
+        if count == 0 or features == 0:
+            raise invalid("means", "at least one component and one feature", f"shape {means.shape}")
+        if weights.shape != (count,):
+            raise invalid("weights", f"shape ({count},) to match means {means.shape}", weights.shape)
+        if covariances.shape != (count, features, features):
+            raise invalid("covariances", f"shape {(count, features, features)} to match means", covariances.shape)
+        if is_concrete(weights, means, covariances):
+            kept = np.asarray(weights) > 0
+            total = float(np.sum(np.asarray(weights)))
+            if abs(total - 1) > 1e-6:
+                raise invalid("weights", "a sum of 1 (within 1e-6)", f"{np.asarray(weights).tolist()}, sum {total}")
+            weights, means, covariances = weights[kept] / total, means[kept], covariances[kept]
+            _check_covariances(np.asarray(covariances))
+        self.weights, self.means = weights, means
+        self.covariances = (covariances + jnp.swapaxes(covariances, -1, -2)) / 2
+
+    @property
+    def name(self) -> str:
+        return (
+            f"GaussianMixture(weights={_numbers(self.weights)}, means={_numbers(self.means)}, "
+            f"covariances={_numbers(self.covariances)})"
+        )
+
+
+class Discrete(Prior):
+    """Support points (C, F) with weights (C,); made by `discrete`."""
+
+    points: Float[Array, "C F"]
+    weights: Float[Array, " C"]
+
+    @property
+    def means(self) -> Float[Array, "C F"]:
+        return self.points
+
+    @property
+    def covariances(self) -> Float[Array, "C F F"]:
+        return jnp.zeros((*self.points.shape, self.points.shape[-1]))
+
+    @property
+    def name(self) -> str:
+        return f"discrete(points={_numbers(self.points)}, weights={_numbers(self.weights)})"
+
+
+class SignFlips(Prior):
+    """θ_f = mean_f ± amplitude_f with independent signs; made by `sign_flips`."""
+
+    mean_: Float[Array, " F"]
+    amplitude: Float[Array, " F"]
+    flipped: tuple[int, ...] = eqx.field(static=True)
+
+    @property
+    def weights(self) -> Float[Array, " C"]:
+        return jnp.full(2 ** len(self.flipped), 0.5 ** len(self.flipped))
+
+    @property
+    def means(self) -> Float[Array, "C F"]:
+        signs = np.zeros((2 ** len(self.flipped), self.mean_.shape[-1]))
+        signs[:, list(self.flipped)] = list(itertools.product([1.0, -1.0], repeat=len(self.flipped)))
+        return self.mean_[None] + jnp.asarray(signs) * self.amplitude[None]
+
+    @property
+    def covariances(self) -> Float[Array, "C F F"]:
+        features = self.mean_.shape[-1]
+        return jnp.zeros((2 ** len(self.flipped), features, features))
+
+    @property
+    def name(self) -> str:
+        return f"sign_flips(mean={_numbers(self.mean_)}, amplitude={_numbers(self.amplitude)})"
+
+
+class OneHot(Prior):
+    """θ = e_f with probability w_f; made by `one_hot`."""
+
+    weights: Float[Array, " F"]
+
+    @property
+    def means(self) -> Float[Array, "C F"]:
+        return jnp.eye(self.weights.shape[-1])
+
+    @property
+    def covariances(self) -> Float[Array, "C F F"]:
+        return jnp.zeros((self.weights.shape[-1],) * 3)
+
+    @property
+    def name(self) -> str:
+        return f"one_hot(features={self.features}, weights={_numbers(self.weights)})"
+
+
+class Gaussian(Prior):
+    """θ ~ N(mean, variance), variance a vector (diagonal) or a matrix; made by `gaussian`."""
+
+    mean_: Float[Array, " F"]
+    variance_: Float[Array, "..."]
+
+    @property
+    def weights(self) -> Float[Array, " C"]:
+        return jnp.ones(1)
+
+    @property
+    def means(self) -> Float[Array, "C F"]:
+        return self.mean_[None]
+
+    @property
+    def covariances(self) -> Float[Array, "C F F"]:
+        return (jnp.diag(self.variance_) if self.variance_.ndim == 1 else self.variance_)[None]
+
+    @property
+    def name(self) -> str:
+        return f"gaussian(mean={_numbers(self.mean_)}, variance={_numbers(self.variance_)})"
+
+
+def discrete(points: Any, weights: Any = None) -> Discrete:
+    """θ at the given support points (C, F), equally likely unless weights (C,) are given."""
+    points = real_array("points", points, 2)
+    if weights is None:
+        weights = np.full(points.shape[0], 1 / points.shape[0])
+    mixture = GaussianMixture(weights, points, jnp.zeros((*points.shape, points.shape[-1])))
+    return Discrete(mixture.means, mixture.weights)
+
+
+def sign_flips(mean: Any, amplitude: Any) -> SignFlips:
+    """θ_f = mean_f ± amplitude_f, independent fair signs: 2^(number of non-zero amplitudes) support points."""
+    mean, amplitude = real_array("mean", mean, 1), real_array("amplitude", amplitude, 1)
+    if mean.shape != amplitude.shape or mean.size == 0:
+        raise invalid("amplitude", f"one entry per entry of mean {mean.shape}, at least one", amplitude.shape)
+    traced = not is_concrete(amplitude)  # which amplitudes vanish is then unknown: all may flip
+    flipped = tuple(f for f in range(amplitude.shape[0]) if traced or float(amplitude[f]) != 0)
+    return SignFlips(mean, amplitude, flipped)
+
+
+def one_hot(features: int, weights: Any = None) -> OneHot:
+    """θ = e_f with probability weights_f (default 1/F): F support points."""
+    features = whole("features", features, 1)
+    weights = non_negative("weights", np.full(features, 1 / features) if weights is None else weights, 1)
+    if weights.shape != (features,):
+        raise invalid("weights", f"shape ({features},)", weights.shape)
+    if is_concrete(weights):
+        total = float(jnp.sum(weights))
+        if abs(total - 1) > 1e-6:
+            raise invalid("weights", "a sum of 1 (within 1e-6)", f"{np.asarray(weights).tolist()}, sum {total}")
+        weights = weights / total
+    return OneHot(weights)
+
+
+def gaussian(mean: Any, variance: Any) -> Gaussian:
+    """θ ~ N(mean, variance); variance (F,) for independent entries or a covariance matrix (F, F)."""
+    mean, variance = real_array("mean", mean, 1), real_array("variance", variance, (1, 2))
+    if mean.size == 0 or variance.shape not in ((mean.size,), (mean.size, mean.size)):
+        raise invalid("variance", f"shape ({mean.size},) or ({mean.size}, {mean.size})", variance.shape)
+    if is_concrete(variance):
+        _check_covariances(np.asarray(variance if variance.ndim == 2 else jnp.diag(variance))[None], "variance")
+    return Gaussian(mean, variance)
+
+
+def _check_covariances(covariances: np.ndarray, name: str = "covariances") -> None:
+    scale = np.trace(covariances, axis1=-2, axis2=-1)
+    if np.any(np.abs(covariances - np.swapaxes(covariances, -1, -2)) > 1e-10 * np.abs(scale)[:, None, None]):
+        raise invalid(name, "symmetric matrices", covariances.tolist())
+    least = np.linalg.eigvalsh(covariances).min(axis=-1)
+    if np.any(least < -1e-10 * np.abs(scale)):
+        raise invalid(name, "positive semi-definite matrices", f"least eigenvalue {least.min()}")
