@@ -1,1 +1,8 @@
-"""."""
+"""Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results."""
+
+from compare.agreement import Agreement as Agreement
+from compare.agreement import Residual as Residual
+from compare.agreement import agreement as agreement
+from compare.alignment import Alignment as Alignment
+from compare.alignment import align as align
+from compare.alignment import sign_symmetries as sign_symmetries

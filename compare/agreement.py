@@ -1,0 +1,421 @@
+"""Whether a simulation agrees with the theory: paired residuals, their errors, and a verdict with a stated level.
+
+Each replica is compared with the theory started from *its own* initial order parameters, so the residual
+d = simulation − theory starts at 0 and is Gaussian of order D^-1/2 as long as the heads have not split. Residuals
+are paired: they need no alignment of heads or signs.
+
+The verdict. For each quantity (m, r, risk, loss) the mean residual over R replicas must lie within
+
+    critical value × standard error + bias allowance
+
+at every component and every time 0 < τ ≤ `until`.
+
+*Standard error.* At each time the variance is pooled over components that play the same part: the heads at one
+feature of m, the diagonal of r, its upper triangle.
+
+*Critical value.* A rotation test. For Gaussian residuals the law of the R residuals does not change when they are
+rotated among replicas, whatever their correlation across times, heads and features. So the largest |mean|/error
+over all times and components has the same law as with the direction (1,…,1)/√R of the mean replaced by a uniform
+one. The quantile of these rotations is the critical value: no count of effective comparisons or degrees of freedom
+enters, and the false-alarm rate of the whole verdict is at most `level` (`level` / number of quantities for each).
+
+*Bias allowance.* Two effects of order 1/D are expected, and are not errors of the theory:
+β × path, β = (1 + ν E‖θ‖²)/D: the finite-D loss changes the drift by a relative amount of that size, so each
+component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on the record grid, the largest among the
+components pooled with it (mean over replicas). For a fresh loss of the finite-D kind the loss itself is off by as
+much, so the path of the loss starts at its own value.
+scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
+variance of the residuals of m, pooled over heads and summed over features. It is exactly the shift of
+r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well.
+"""
+
+import functools
+import json
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+import xarray as xr
+from jaxtyping import Bool, Float, Int
+
+from theory import Result, Trajectory
+
+ROTATIONS = 9999  # with the observed mean itself, 10^4 directions
+SPLIT_FRACTION = 0.1  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
+SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
+
+
+class Residual(eqx.Module):
+    """Residuals of one quantity, simulation − theory, averaged over replicas.
+
+    Attributes:
+        name: m, r, risk or loss.
+        dims: names of the axes after time.
+        mean: (T, ...) mean residual.
+        error: (T, ...) its standard error, pooled over like components; NaN with one replica.
+        scatter: (T, ...) root mean square residual of single replicas.
+        bias: (T, ...) the bias allowance.
+        critical: critical value on |mean|/error; NaN without a verdict.
+        judged: (T,) whether the verdict covers this time.
+    """
+
+    name: str = eqx.field(static=True)
+    dims: tuple[str, ...] = eqx.field(static=True)
+    mean: Float[np.ndarray, "T ..."]
+    error: Float[np.ndarray, "T ..."]
+    scatter: Float[np.ndarray, "T ..."]
+    bias: Float[np.ndarray, "T ..."]
+    critical: float
+    judged: Bool[np.ndarray, " T"]
+
+    @property
+    def z(self) -> Float[np.ndarray, "T ..."]:
+        """mean / error; 0 where both vanish."""
+        return np.divide(self.mean, self.error, out=np.zeros_like(self.mean), where=self.error != 0)
+
+    @property
+    def allowed(self) -> Float[np.ndarray, "T ..."]:
+        """critical × error + bias: what |mean| may be."""
+        return self.critical * self.error + self.bias
+
+    @property
+    def worst(self) -> tuple[int, ...]:
+        """Index of the judged entry that lies closest to (or furthest beyond) what is allowed."""
+        excess = np.abs(self.mean) - self.bias
+        ratio = np.divide(excess, self.error, out=np.full_like(excess, -np.inf), where=self.error > 0)
+        ratio[~self.judged] = -np.inf
+        return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
+
+    @property
+    def within(self) -> bool:
+        """Whether |mean| ≤ allowed wherever judged."""
+        return bool(np.all(np.abs(self.mean[self.judged]) <= self.allowed[self.judged]))
+
+    def label(self, index: tuple[int, ...]) -> str:
+        """`m[head 0, feature 1]` for an index that starts with time."""
+        inner = ", ".join(f"{dim.rstrip('_')} {i}" for dim, i in zip(self.dims, index[1:], strict=True))
+        return f"{self.name}[{inner}]" if inner else self.name
+
+
+class Agreement(eqx.Module):
+    """The verdict of `agreement`; prints as a table.
+
+    Attributes:
+        agrees: True, False, or None where there is no verdict.
+        reasons: which quantity, when, observed and allowed; or why there is no verdict.
+        time: (T,) clock τ.
+        residuals: one `Residual` per quantity.
+        until: the verdict covers 0 < τ ≤ until.
+        onset: the first split the theory predicts, NaN if none within the records.
+        level: bound on the false-alarm rate.
+        replicas: number of replicas used.
+        excluded: number left out because the theory or the simulation failed.
+        dim: D.
+        beta: (1 + ν E‖θ‖²)/D.
+        configuration: of the simulation, with the theory's `step_size`.
+    """
+
+    agrees: bool | None = eqx.field(static=True)
+    reasons: tuple[str, ...] = eqx.field(static=True)
+    time: Float[np.ndarray, " T"]
+    residuals: tuple[Residual, ...]
+    until: float
+    onset: float
+    level: float
+    replicas: int
+    excluded: int
+    dim: int
+    beta: float
+    configuration: dict[str, Any] = eqx.field(static=True)
+
+    def __getitem__(self, name: str) -> Residual:
+        """The residual of one quantity."""
+        for residual in self.residuals:
+            if residual.name == name:
+                return residual
+        raise KeyError(f"{name}: expected one of {', '.join(r.name for r in self.residuals)}")
+
+    @property
+    def sup_norm(self) -> dict[str, float]:
+        """Largest |mean residual| of each quantity over all judged times and components."""
+        return {r.name: float(np.max(np.abs(r.mean[r.judged]), initial=0.0)) for r in self.residuals}
+
+    def to_xarray(self) -> xr.Dataset:
+        """`m_residual`, `m_error`, `m_scatter`, `m_bias`, `m_allowed`, … against time; the verdict in `attrs`."""
+        text = {
+            "residual": "mean over replicas of simulation − theory",
+            "error": "standard error of the mean residual, pooled over like components",
+            "scatter": "root mean square residual of single replicas",
+            "bias": "bias allowance of order 1/D",
+            "allowed": "critical value × error + bias allowance",
+        }
+        data, shapes = {}, {}
+        for r in self.residuals:
+            parts = (r.mean, r.error, r.scatter, r.bias, r.allowed)
+            for (part, meaning), values in zip(text.items(), parts, strict=True):
+                data[f"{r.name}_{part}"] = (("time", *r.dims), values, {"long_name": f"{r.name}: {meaning}"})
+            shapes.update(dict(zip(r.dims, r.mean.shape[1:], strict=True)))
+        return xr.Dataset(
+            data,
+            coords={
+                "time": ("time", self.time, {"long_name": "clock τ = η·steps/D"}),
+                **{dim: np.arange(size) for dim, size in shapes.items()},
+            },
+            attrs={
+                "agrees": json.dumps(self.agrees),
+                "reasons": json.dumps(self.reasons),
+                "until": float(self.until),
+                "onset": float(self.onset),
+                "level": float(self.level),
+                "replicas": self.replicas,
+                "excluded": self.excluded,
+                "beta": float(self.beta),
+                "critical": json.dumps({r.name: r.critical for r in self.residuals}),
+                "report": str(self),
+                "configuration": json.dumps(self.configuration),
+            },
+        )
+
+    def __str__(self) -> str:
+        word = {True: "AGREES", False: "DISAGREES", None: "NO VERDICT"}[self.agrees]
+        step = self.configuration["step_size"]
+        flow = f"with the finite-step corrector (step size {step:g})" if step else "plain gradient flow (step size 0)"
+        failed = f", {self.excluded} failed and left out" if self.excluded else ""
+        split = f"first split predicted at τ = {self.onset:.3g}" if np.isfinite(self.onset) else "no split predicted"
+        lines = [
+            f"Theory against simulation: {word}",
+            f"  D = {self.dim}, {self.replicas} replicas, each against the theory from its own start{failed}; {flow}",
+            f"  judged 0 < τ ≤ {self.until:.4g} of {self.time[-1]:.4g} ({split}); false-alarm rate ≤ {self.level:g}",
+            f"  {'':6}{'worst at':>24}{'τ':>8}{'mean':>11}{'± error':>10}{'z':>8}{'critical':>10}"
+            f"{'bias':>9}{'allowed':>10}{'sup|mean|':>11}{'scatter·√D':>12}",
+        ]
+        for r in self.residuals:
+            where = r.worst
+            scatter = np.sqrt(np.mean(r.scatter[r.judged] ** 2)) * self.dim**0.5 if np.any(r.judged) else np.nan
+            lines.append(
+                f"  {r.name:6}{r.label(where):>24}{self.time[where[0]]:8.2f}{r.mean[where]:11.5f}{r.error[where]:10.5f}"
+                f"{r.z[where]:8.2f}{r.critical:10.2f}{r.bias[where]:9.5f}{r.allowed[where]:10.5f}"
+                f"{self.sup_norm[r.name]:11.5f}{scatter:12.2f}"
+            )
+        lines += [f"  {reason}" for reason in self.reasons]
+        lines.append("  |mean residual| is to stay within allowed = critical × ± error + bias,")
+        lines.append(f"  bias = β·path + scatter², β = (1 + ν E‖θ‖²)/D = {self.beta:.3g}; residuals are paired,")
+        lines.append("  so heads and signs need no alignment")
+        return "\n".join(lines)
+
+
+def agreement(
+    theory: Trajectory, simulation: Trajectory, *, until: float | None = None, level: float = 0.01
+) -> Agreement:
+    """Compare a simulation with the theory, replica by replica (this module's text defines every quantity).
+
+    Args:
+        theory: result of `gradient_flow` from the simulation's own initial order parameters.
+        simulation: result of `train` (or `train_reduced`) recorded at the same times, the first of them τ = 0.
+        until: the verdict covers 0 < τ ≤ until. By default up to the first split predicted by the theory: the first
+            record at which, in any replica, the heads' standard deviation along a feature with Var θ_f > 0 exceeds
+            a tenth of √(ν Var θ_f), its size when the heads have split, and three times its (root mean square)
+            start. From there on single runs go different ways; residuals are reported, not judged.
+        level: bound on the false-alarm rate of the whole verdict, 0.001 ≤ level < 1.
+
+    Returns:
+        An `Agreement`.
+
+    Raises:
+        ValueError: clocks, tasks, activations, shapes, replicas, starts or step sizes that do not belong together.
+    """
+    if not 0.001 <= level < 1:
+        raise ValueError(f"level: expected 0.001 <= level < 1, got {level}")
+    dim, finite_loss = _check_pair(theory, simulation)
+    time = np.asarray(theory.time)
+    values = {name: (_values(theory, name), _values(simulation, name)) for name in ("m", "r", "risk")}
+    if simulation.loss is not None:
+        values["loss"] = (values["risk"][0], np.asarray(simulation.loss).reshape(values["risk"][0].shape))
+
+    kept = _successful(theory) & _successful(simulation)
+    for pair in values.values():
+        for side in pair:
+            kept &= np.all(np.isfinite(side.reshape(len(kept), -1)), axis=1)
+    count, excluded = int(kept.sum()), int((~kept).sum())
+    values = {name: (predicted[kept], seen[kept]) for name, (predicted, seen) in values.items()}
+
+    onset = _onset(values["m"][0], time, theory)
+    limit = float(until) if until is not None else (onset if np.isfinite(onset) else float(time[-1]))
+    judged = (time > 0) & (time <= limit)
+    reasons = []
+    if count < 2:
+        reasons.append(f"no verdict: {count} complete replica(s) give no standard error, at least 2 are needed")
+    if not np.any(judged):
+        reasons.append(f"no verdict: no record in 0 < τ ≤ {limit:g}")
+
+    second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
+    beta = (1 + float(theory.task.snr) * float(second.sum())) / dim
+    share = level / len(values)
+    spread = _spread(values["m"])
+    residuals = tuple(
+        _residual(name, pair, time, judged, beta, spread, share, finite_loss) for name, pair in values.items()
+    )
+    agrees = None if reasons else all(r.within for r in residuals)
+    if agrees is False:
+        reasons = [_reason(r, time) for r in residuals if not r.within]
+    step_size = dict(theory.settings)["step_size"]
+    configuration = {**simulation.configuration(), "step_size": step_size}
+    return Agreement(
+        agrees, tuple(reasons), time, residuals, limit, onset, level, count, excluded, dim, beta, configuration
+    )
+
+
+def _reason(residual: Residual, time: np.ndarray) -> str:
+    w = residual.worst
+    return (
+        f"{residual.label(w)} at τ = {time[w[0]]:.4g}: |mean residual| {abs(residual.mean[w]):.4g} > allowed "
+        f"{residual.allowed[w]:.4g} = {residual.critical:.3g} × {residual.error[w]:.3g} + {residual.bias[w]:.3g}"
+    )
+
+
+def _values(trajectory: Trajectory, name: str) -> np.ndarray:
+    """(R, T, ...) values of a quantity, with a replica axis of one for a single run."""
+    value = np.asarray(trajectory.risk if name == "risk" else getattr(trajectory.order, name), dtype=np.float64)
+    return value if trajectory.replicas is not None else value[None]
+
+
+def _successful(trajectory: Trajectory) -> np.ndarray:
+    return np.atleast_1d(np.asarray(trajectory.result) == Result.successful)
+
+
+def _check_pair(theory: Trajectory, simulation: Trajectory) -> tuple[int, bool]:
+    """D, and whether the simulation's loss is the finite-D one; an error if the two do not belong together."""
+    t, s = np.asarray(theory.time), np.asarray(simulation.time)
+    if t.shape != s.shape:
+        raise ValueError(f"time: expected grids of the same length, got {len(t)} (theory) and {len(s)} (simulation)")
+    apart = np.abs(t - s) > 1e-9 * max(1.0, float(t[-1]))
+    if np.any(apart):
+        k = int(np.argmax(apart))
+        raise ValueError(f"time: expected the same clock, record {k} is at {t[k]!r} (theory), {s[k]!r} (simulation)")
+    if t[0] != 0:
+        raise ValueError(f"time: expected a first record at 0, where the starts are compared, got {t[0]!r}")
+    ours, theirs = theory.configuration(), simulation.configuration()
+    for field in ("length", "snr", "prior", "activation"):
+        if ours[field] != theirs[field]:
+            raise ValueError(f"{field}: expected the same, got {ours[field]} (theory), {theirs[field]} (simulation)")
+    if theory.replicas != simulation.replicas:
+        raise ValueError(
+            f"replicas: expected each replica against the theory from its own start, got {theory.replicas} (theory) "
+            f"and {simulation.replicas} (simulation)"
+        )
+    if theory.order.m.shape != simulation.order.m.shape:
+        raise ValueError(
+            f"order: expected the same heads and features, got m of shape {theory.order.m.shape} (theory), "
+            f"{simulation.order.m.shape} (simulation)"
+        )
+    for name in ("m", "r"):
+        start, other = _values(theory, name)[:, 0], _values(simulation, name)[:, 0]
+        far = np.abs(start - other) > 1e-6 * max(1.0, float(np.nanmax(np.abs(other))))
+        if np.any(far):
+            raise ValueError(
+                f"order: expected each replica's theory to start from that replica's own order parameters, "
+                f"{name} at τ = 0 differs by {np.max(np.abs(start - other)):.3g} in replica {np.argwhere(far)[0][0]}"
+            )
+    settings = dict(simulation.settings)
+    missing = [key for key in ("dim", "learning_rate", "batch", "loss") if key not in settings]
+    if missing:
+        raise ValueError(f"simulation: expected a run of `train`, its settings lack {', '.join(missing)}")
+    step, own = dict(theory.settings).get("step_size"), settings["learning_rate"] / settings["batch"]
+    if step is None:
+        raise ValueError("theory: expected a result of `gradient_flow`, its settings lack step_size")
+    if step != 0 and abs(step - own) > 1e-12 * own:
+        raise ValueError(f"step_size: expected the simulation's learning_rate/batch = {own!r}, or 0, got {step!r}")
+    return int(settings["dim"]), settings["loss"] == "finite"
+
+
+def _onset(m: Float[np.ndarray, "R T H F"], time: np.ndarray, theory: Trajectory) -> float:
+    """First record at which the heads have split along a feature in any replica's theory; NaN if none."""
+    full = np.sqrt(float(theory.task.snr) * np.clip(np.asarray(theory.task.prior.variance()), 0, None))
+    amplitude = np.std(m, axis=2)
+    start = np.sqrt(np.mean(amplitude[:, 0] ** 2, axis=0)) if len(m) else np.zeros_like(full)
+    split = (full > 0) & (amplitude > np.maximum(SPLIT_FRACTION * full, SPLIT_GROWTH * start))
+    when = np.flatnonzero(np.any(split, axis=(0, 2)))
+    return float(time[when[0]]) if len(when) else float("nan")
+
+
+def _spread(m: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
+    """Variance of m's residuals over replicas, mean over heads, summed over features."""
+    residual = m[1] - m[0]
+    if len(residual) < 2:
+        return np.zeros(residual.shape[1])
+    return np.var(residual, axis=0, ddof=1).mean(axis=1).sum(axis=-1)
+
+
+def _groups(name: str, shape: tuple[int, ...]) -> Int[np.ndarray, "..."]:
+    """Components with the same number play the same part; −1 marks the lower triangle of r, a copy of the upper."""
+    if name == "m":
+        return np.broadcast_to(np.arange(shape[1]), shape)
+    if name == "r":
+        return np.where(np.eye(shape[0], dtype=bool), 0, np.triu(np.ones(shape, dtype=int)) * 2 - 1)
+    return np.zeros(shape, dtype=int)
+
+
+def _pooled(values: np.ndarray, groups: np.ndarray, reduce: Any) -> np.ndarray:
+    """`reduce` over each group of components (last axis), given back to every one of its members."""
+    out = np.empty_like(values)
+    for group in np.unique(groups):
+        members = groups == group
+        out[..., members] = reduce(values[..., members], axis=-1, keepdims=True)
+    return out
+
+
+def _residual(
+    name: str,
+    pair: tuple[np.ndarray, np.ndarray],
+    time: np.ndarray,
+    judged: np.ndarray,
+    beta: float,
+    spread: np.ndarray,
+    level: float,
+    finite_loss: bool,
+) -> Residual:
+    predicted, seen = pair
+    count, steps, *shape = predicted.shape
+    groups = _groups(name, tuple(shape)).reshape(-1)
+    groups = np.where(groups < 0, 1, groups)  # the lower triangle of r is pooled with the upper
+    columns = np.flatnonzero(_groups(name, tuple(shape)).reshape(-1) >= 0)
+    d = (seen - predicted).reshape(count, steps, -1)
+    way = np.abs(np.diff(predicted, axis=1)).reshape(count, steps - 1, -1)
+    path = np.concatenate([np.zeros((1, d.shape[-1])), np.cumsum(way.sum(axis=0) / max(count, 1), axis=0)])
+    if name == "loss" and finite_loss and count:
+        path = path + np.abs(predicted[:, 0]).mean(axis=0)
+    bias = beta * _pooled(path, groups, np.max) + spread[:, None]
+
+    nothing = np.full(d.shape[1:], np.nan)
+    mean = d.mean(axis=0) if count else nothing
+    scatter = np.sqrt(np.mean(d**2, axis=0)) if count else nothing
+    error, critical = nothing, float("nan")
+    if count >= 2:
+        error = np.sqrt(_pooled(np.var(d, axis=0, ddof=1), groups, np.mean) / count)
+        shifted = d - np.clip(mean, -bias, bias)  # the nearest residuals that the allowance explains
+        if np.any(judged):
+            critical = _critical_value(shifted[:, judged][:, :, columns], groups[columns], level)
+    dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ())
+    mean, error, scatter, bias = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias))
+    return Residual(name, dims, mean, error, scatter, bias, critical, judged)
+
+
+def _critical_value(residuals: Float[np.ndarray, "R T C"], groups: Int[np.ndarray, " C"], level: float) -> float:
+    """The (1 − level) quantile of max |mean|/error over rotations of the replicas."""
+    directions = _directions(len(residuals))
+    largest = np.zeros(ROTATIONS)
+    for group in np.unique(groups):
+        for y in np.moveaxis(residuals[:, :, groups == group], 1, 0):  # one time at a time: little memory
+            square = (directions @ y) ** 2
+            variance = (np.sum(y**2, axis=0).mean() - square.mean(axis=1)).clip(0) / (len(y) - 1)
+            ratio = np.divide(square.max(axis=1), variance, out=np.zeros(ROTATIONS), where=variance > 0)
+            np.maximum(largest, ratio, out=largest)
+    rank = int(level * (ROTATIONS + 1))  # of the largest, counting the observed direction itself
+    return float(np.sqrt(np.partition(largest, -rank)[-rank]))
+
+
+@functools.cache
+def _directions(replicas: int) -> Float[np.ndarray, "K R"]:
+    """Uniform directions, always the same ones, so that a verdict can be repeated."""
+    normal = np.random.default_rng(0).standard_normal((ROTATIONS, replicas))
+    return normal / np.linalg.norm(normal, axis=1, keepdims=True)

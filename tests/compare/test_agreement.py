@@ -1,0 +1,198 @@
+"""The verdict: calibrated on residuals with known laws, and strict about what it compares."""
+
+import dataclasses
+import json
+
+import equinox as eqx
+import numpy as np
+import pytest
+import synthetic
+
+from compare import agreement
+from theory import Softmax, Trajectory
+
+
+def with_settings(trajectory, **changes):
+    settings = {**dict(trajectory.settings), **changes}
+    fields = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(trajectory)}
+    return Trajectory(**{**fields, "settings": settings})
+
+
+def test_agrees_and_prints_its_numbers():
+    theory = synthetic.ideal(0)
+    verdict = agreement(theory, synthetic.simulated(theory, 0))
+    assert verdict.agrees is True
+    assert verdict.reasons == ()
+    assert verdict.replicas == 8
+    assert verdict.beta == pytest.approx((1 + 1.0 * (2.0**2 + 1.5**2)) / 1000)
+    text = str(verdict)
+    assert "AGREES" in text
+    assert "corrector (step size 0.5)" in text
+    assert all(f"\n  {name:6}" in text for name in ("m", "r", "risk", "loss"))
+
+
+def test_plain_flow_is_named_in_the_table():
+    theory = synthetic.ideal(0, step_size=0.0)
+    assert "plain gradient flow" in str(agreement(theory, synthetic.simulated(theory, 0)))
+
+
+@pytest.mark.parametrize(("runs", "setup"), [(1000, {"times": 3}), (300, {"times": 3, "replicas": 3})])
+def test_false_alarm_rate_under_the_null(runs, setup):
+    """No bias and no allowance to speak of (D = 10^9): the level is met, and not by being far too lax."""
+    level, alarms = 0.1, 0
+    for seed in range(runs):
+        theory = synthetic.ideal(seed, **setup)
+        alarms += agreement(theory, synthetic.simulated(theory, seed, dim=10**9), level=level).agrees is False
+    spread = np.sqrt(level * (1 - level) / runs)
+    assert level / 3 < alarms / runs < level + 3 * spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [0.01, 0.1])
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["unbiased", "bias at the allowance"])
+def test_false_alarm_rate_in_full(level, share):
+    """2000 ensembles, also where the mean is off by all that the allowance grants (largest next to the noise)."""
+    alarms, runs = 0, 2000
+    for seed in range(runs):
+        theory = synthetic.ideal(seed, times=4)
+        path = agreement(theory, synthetic.simulated(theory, seed, scale=0.0, fresh=False))["m"].bias
+        run = synthetic.simulated(theory, seed, scale=0.1, shift=share * path[None], fresh=False)
+        alarms += agreement(theory, run, level=level).agrees is False
+    assert alarms / runs < level + 3 * np.sqrt(level * (1 - level) / runs)
+
+
+def test_a_drift_wrong_by_a_factor_two_is_found():
+    theory, wrong = synthetic.ideal(1), synthetic.ideal(1, drift=2.0)
+    verdict = agreement(wrong, synthetic.simulated(theory, 1))
+    assert verdict.agrees is False
+    assert any(reason.startswith("m[") and "allowed" in reason for reason in verdict.reasons)
+    assert "DISAGREES" in str(verdict)
+
+
+def test_a_shift_of_twice_the_allowance_is_found_and_its_place_named():
+    theory = synthetic.ideal(2)
+    shift = np.zeros(np.asarray(theory.order.m).shape)
+    clean = agreement(theory, synthetic.simulated(theory, 2))
+    shift[:, 5, 1, 1] = 2 * clean["m"].allowed[5, 1, 1]
+    verdict = agreement(theory, synthetic.simulated(theory, 2, shift=shift))
+    assert verdict.agrees is False
+    assert any(reason.startswith("m[head 1, feature 1] at τ = 5:") for reason in verdict.reasons)
+
+
+def test_single_replicas_give_no_verdict():
+    theory = synthetic.ideal(3, replicas=1)
+    run = synthetic.simulated(theory, 3)
+    for pair in [(theory, run), (theory[0], run[0])]:
+        verdict = agreement(*pair)
+        assert verdict.agrees is None
+        assert "no standard error" in verdict.reasons[0]
+        assert np.all(np.isnan(verdict["m"].error))
+        assert "NO VERDICT" in str(verdict)
+
+
+def test_failed_replicas_are_left_out_and_counted():
+    theory = synthetic.ideal(4)
+    run = synthetic.simulated(theory, 4)
+    ended = run.result.at[2].set(1), run.risk.at[2, 3:].set(np.nan)
+    broken = eqx.tree_at(lambda t: (t.result, t.risk), run, ended)
+    verdict = agreement(theory, broken)
+    assert (verdict.replicas, verdict.excluded) == (7, 1)
+    assert np.all(np.isfinite(verdict["risk"].mean))
+    assert "1 failed and left out" in str(verdict)
+
+
+def test_until_defaults_to_the_first_predicted_split():
+    theory = synthetic.ideal(5, growth=0.6, times=13)
+    run = synthetic.simulated(theory, 5)
+    verdict = agreement(theory, run)
+    m = np.asarray(theory.order.m)
+    amplitude = np.std(m[..., 1], axis=2)
+    expected = verdict.time[np.any(amplitude > 0.1 * 1.5, axis=0)][0]
+    assert verdict.until == verdict.onset == expected
+    assert 0 < expected < 6
+    later = np.zeros(m.shape)
+    later[:, verdict.time > expected] = 5.0
+    assert agreement(theory, synthetic.simulated(theory, 5, shift=later)).agrees is True
+    assert agreement(theory, synthetic.simulated(theory, 5, shift=later), until=6.0).agrees is False
+
+
+def test_nothing_judged_is_no_verdict():
+    theory = synthetic.ideal(6)
+    verdict = agreement(theory, synthetic.simulated(theory, 6), until=0.5)
+    assert verdict.agrees is None
+    assert "no record in 0 < τ ≤ 0.5" in verdict.reasons[0]
+
+
+def test_dataset_carries_names_and_plain_attributes():
+    theory = synthetic.ideal(7)
+    verdict = agreement(theory, synthetic.simulated(theory, 7))
+    data = verdict.to_xarray()
+    assert data["m_residual"].dims == ("time", "head", "feature")
+    assert data["r_allowed"].dims == ("time", "head", "head_")
+    np.testing.assert_array_equal(data["risk_error"], verdict["risk"].error)
+    assert json.loads(data.attrs["agrees"]) is True
+    assert data.attrs["report"] == str(verdict)
+    assert all(isinstance(value, str | int | float) for value in data.attrs.values())
+    with pytest.raises(KeyError, match="expected one of m, r, risk, loss"):
+        verdict["q"]
+
+
+def test_r_is_symmetric_in_every_part():
+    theory = synthetic.ideal(8, heads=3)
+    residual = agreement(theory, synthetic.simulated(theory, 8))["r"]
+    for part in (residual.mean, residual.error, residual.bias, residual.allowed):
+        np.testing.assert_allclose(part, np.swapaxes(part, 1, 2), rtol=0, atol=1e-12)
+
+
+def test_exact_match_agrees():
+    theory = synthetic.ideal(9)
+    run = synthetic.simulated(theory, 9, scale=0.0, fresh=False)
+    assert agreement(theory, run).agrees is True
+
+
+class TestRefusals:
+    theory = property(lambda self: synthetic.ideal(0))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda s: synthetic.simulated(synthetic.ideal(0, times=6), 0), "same length, got 7 .* 6"),
+            (lambda s: eqx.tree_at(lambda t: t.time, s, s.time * 1.01), "record 1 is at"),
+            (lambda s: synthetic.simulated(synthetic.ideal(0, replicas=5), 0), "replicas: .* 8 .* 5"),
+            (lambda s: synthetic.simulated(synthetic.ideal(0, heads=3), 0), "same heads and features"),
+            (lambda s: synthetic.simulated(synthetic.ideal(99), 0), "that replica's own order parameters"),
+            (lambda s: with_settings(s, batch=20), "step_size: .* 0.25, or 0, got 0.5"),
+            (lambda s: eqx.tree_at(lambda t: t.task.snr, s, s.task.snr * 2), "snr: expected the same, got 1.0"),
+            (lambda s: eqx.tree_at(lambda t: t.activation, s, Softmax(2.0)), "activation: expected the same"),
+            (lambda s: synthetic.ideal(0), "simulation: expected a run of `train`"),
+        ],
+    )
+    def test_pairs_that_do_not_belong_together(self, change, message):
+        run = synthetic.simulated(self.theory, 0)
+        with pytest.raises(ValueError, match=message):
+            agreement(self.theory, change(run))
+
+    def test_swapped_replicas(self):
+        run = synthetic.simulated(self.theory, 0)
+        swapped = eqx.tree_at(lambda t: (t.order.m, t.order.r), run, (run.order.m[::-1], run.order.r[::-1]))
+        with pytest.raises(ValueError, match=r"differs by .* in replica 0"):
+            agreement(self.theory, swapped)
+
+    def test_swapped_arguments(self):
+        with pytest.raises(ValueError, match="simulation: expected a run of `train`"):
+            agreement(synthetic.simulated(self.theory, 0), self.theory)
+
+    def test_single_theory_against_an_ensemble(self):
+        with pytest.raises(ValueError, match="each replica against the theory from its own start"):
+            agreement(self.theory[0], synthetic.simulated(self.theory, 0))
+
+    def test_late_first_record(self):
+        run = synthetic.simulated(self.theory, 0)
+        late = [eqx.tree_at(lambda t: t.time, x, x.time + 1) for x in (self.theory, run)]
+        with pytest.raises(ValueError, match="first record at 0"):
+            agreement(*late)
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, -1.0, float("nan")])
+    def test_level(self, level):
+        with pytest.raises(ValueError, match="level: expected"):
+            agreement(self.theory, synthetic.simulated(self.theory, 0), level=level)
