@@ -6,3 +6,6 @@ from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.store import Store as Store
+from compare.store import load as load
+from compare.store import save as save
