@@ -10,6 +10,7 @@ import itertools
 import equinox as eqx
 import jax
 import numpy as np
+import xarray as xr
 from jaxtyping import Int
 from scipy.optimize import linear_sum_assignment
 
@@ -35,6 +36,14 @@ class Alignment(eqx.Module):
     permutation: Int[np.ndarray, "R H"]
     signs: Int[np.ndarray, "R F"]
     reference: int = eqx.field(static=True)
+
+    def to_xarray(self) -> xr.Dataset:
+        """`theory_m`, `theory_r`, `simulation_m`, `simulation_r` as aligned, and `permutation`, `signs`."""
+        sides = {"theory": self.theory.to_xarray(), "simulation": self.simulation.to_xarray()}
+        data = xr.Dataset({f"{side}_{name}": sides[side][name] for side in sides for name in ("m", "r")})
+        data["permutation"] = (("replica", "head"), self.permutation, {"long_name": "head before alignment"})
+        data["signs"] = (("replica", "feature"), self.signs, {"long_name": "factor on the feature's spike"})
+        return data.assign_attrs(reference=self.reference, report=str(self))
 
     def __str__(self) -> str:
         moved = np.any(self.permutation != np.arange(self.permutation.shape[1]), axis=1)

@@ -131,9 +131,7 @@ def load(path: str | Path) -> Store:
             if attrs.get("schema") != SCHEMA:
                 raise ValueError(f"{path}: expected schema {SCHEMA}, got {attrs.get('schema', 'none')}")
             contents = json.loads(attrs["contents"])
-            datasets = {
-                group: tree.children[group].to_dataset().load() for group in contents if group in tree.children
-            }
+            datasets = {group: tree.children[group].to_dataset().load() for group in contents if group in tree.children}
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not a readable store ({type(error).__name__}: {error})") from error
     for group, arrays in contents.items():

@@ -1,0 +1,197 @@
+"""`headsplit compare` as a picture: order parameters and risk against τ, each with residuals and what is allowed."""
+
+import json
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from compare.store import Store
+from figures.style import BIAS, COLOURS, DOUBLE, MARKERS, NOISE, WIDE, simulation_points, style, theory_line
+
+FRESH: dict[str, Any] = {"fmt": "x", "color": COLOURS[1], "zorder": 2.5}  # the fresh-sample loss
+MAX_MARKERS = 16  # more records are drawn as every n-th
+
+
+def draw(store: Store) -> Figure:
+    """The figure of one stored comparison (groups theory, simulation, aligned, agreement)."""
+    agreement, aligned = store["agreement"], store["aligned"]
+    features = aligned.sizes["feature"]
+    blocks = features + 2
+    columns = 2 if blocks < 4 else 3
+    rows = -(-(blocks + 1) // columns)  # one place is for the legend
+    width, height = {2: WIDE, 3: DOUBLE}[columns], 0.45 + 2.05 * rows
+    with style():
+        figure = Figure(figsize=(width, height))
+        edges = {"left": 0.52 / width, "right": 1 - 0.08 / width, "bottom": 0.36 / height, "top": 1 - 0.08 / height}
+        grid = figure.add_gridspec(rows, columns, **edges, wspace=0.36, hspace=0.24)
+        for block in range(blocks):
+            inner = grid[divmod(block, columns)].subgridspec(2, 1, height_ratios=(2.2, 1), hspace=0.0)
+            above = figure.add_subplot(inner[0])
+            below = figure.add_subplot(inner[1], sharex=above)
+            if block < features:
+                overlaps(above, aligned, store, feature=block)
+                residuals(below, agreement, "m", feature=block)
+            elif block == features:
+                norms(above, aligned, store)
+                residuals(below, agreement, "r")
+            else:
+                risk(above, store)
+                residuals(below, agreement, "risk")
+            above.tick_params(labelbottom=False)
+            above.yaxis.set_major_locator(MaxNLocator(5, prune="lower"))
+            below.yaxis.set_major_locator(MaxNLocator(3, prune="both"))
+            for ax in (above, below):
+                unjudged(ax, agreement)
+                ax.yaxis.set_label_coords(-0.19, 0.5)
+            if block + columns >= blocks:
+                below.set_xlabel(r"$\tau = \eta\,\mathrm{steps}/D$")
+        corner = figure.add_subplot(grid[divmod(blocks, columns)])
+        corner.axis("off")
+        legend(corner, store)
+    return figure
+
+
+def overlaps(ax: Axes, aligned: xr.Dataset, store: Store, *, feature: int) -> list:
+    """m_hf of every head along one feature: means over the aligned replicas, single replicas of the theory faint."""
+    keep = _successful(store)
+    theory = aligned["theory_m"].isel(feature=feature, replica=keep)
+    seen = aligned["simulation_m"].isel(feature=feature, replica=keep)
+    ax.set_ylabel(rf"$m_{{h{feature + 1}}}$")
+    return _heads(ax, theory, seen)
+
+
+def norms(ax: Axes, aligned: xr.Dataset, store: Store) -> list:
+    """r_hh of every head."""
+    keep = _successful(store)
+    theory, seen = (_diagonal(aligned[f"{side}_r"].isel(replica=keep)) for side in ("theory", "simulation"))
+    ax.set_ylabel(r"$r_{hh}$")
+    return _heads(ax, theory, seen)
+
+
+def _heads(ax: Axes, theory: xr.DataArray, seen: xr.DataArray) -> list:
+    artists = []
+    some = _thinned(seen.sizes["time"])
+    error = _standard_error(seen - theory)
+    for h in range(theory.sizes["head"]):
+        one, other = theory.isel(head=h), seen.isel(head=h)
+        if one.sizes["replica"] > 1:
+            faint = {"linewidth": 0.35, "alpha": 0.25, "zorder": 1}
+            artists += theory_line(ax, one["time"], one.transpose("time", "replica"), h, **faint)
+        artists += theory_line(ax, one["time"], one.mean("replica"), h)
+        point = other.mean("replica").isel(time=some)
+        artists += simulation_points(ax, point["time"], point, error.isel(head=h, time=some), h)
+    return artists
+
+
+def risk(ax: Axes, store: Store) -> list:
+    """Population risk of theory and simulation, and the simulation's fresh-sample loss."""
+    theory, simulation, keep = store["theory"], store["simulation"], _successful(store)
+    expected, seen = theory["risk"].isel(replica=keep), simulation["risk"].isel(replica=keep)
+    some = _thinned(theory.sizes["time"])
+    black: dict[str, Any] = {"color": "black", "markeredgecolor": "black"}
+    artists = theory_line(ax, theory["time"], expected.mean("replica"), color="black")
+    point = seen.mean("replica").isel(time=some)
+    artists += simulation_points(ax, point["time"], point, _standard_error(seen - expected).isel(time=some), **black)
+    if "loss" in simulation:
+        loss = simulation["loss"].isel(replica=keep)
+        point = loss.mean("replica").isel(time=some)
+        error = _standard_error(loss - expected).isel(time=some)
+        artists += simulation_points(ax, point["time"], point, error, **FRESH)
+    ax.set_ylabel("risk")
+    return artists
+
+
+def residuals(ax: Axes, agreement: xr.Dataset, name: str, *, feature: int | None = None) -> list:
+    """Mean residuals (times 10³) on the noise floor (critical value × standard error) and the bias allowance."""
+    mean, error, bias, allowed = _parts(agreement, name, feature)
+    time, artists, some = mean["time"], [], _thinned(mean.sizes["time"])
+    most, noise = allowed.max("head"), (allowed - bias).max("head")
+    artists.append(ax.fill_between(time, -most, most, color=BIAS, linewidth=0))
+    artists.append(ax.fill_between(time, -noise, noise, color=NOISE, linewidth=0))
+    artists.append(ax.axhline(0, color="black", linewidth=0.5))
+    black: dict[str, Any] = {"color": "black", "markeredgecolor": "black"} if name == "risk" else {}
+    for h in range(mean.sizes["head"]):
+        point, bar = mean.isel(head=h, time=some), error.isel(head=h, time=some)
+        artists += simulation_points(ax, point["time"], point, bar, h, markersize=2.0, **black)
+    judged = (time > 0) & (time <= float(agreement.attrs["until"]))
+    reach = [most, abs(mean).max("head") + error.max("head")]
+    if name == "risk" and "loss_residual" in agreement:
+        loss, bar, _, band = (part.isel(head=0) for part in _parts(agreement, "loss", None))
+        artists += simulation_points(ax, time[some], loss[some], bar[some], **FRESH, markersize=2.2)
+        for sign in (-1, 1):
+            artists += ax.plot(time, sign * band, color=FRESH["color"], linewidth=0.6, linestyle=":")
+        reach += [band, abs(loss) + bar]
+    top = max(float(part.where(judged).max(skipna=True)) for part in reach)
+    if np.isfinite(top) and top > 0:  # what comes after the split is not judged and may leave the picture
+        ax.set_ylim(-1.35 * top, 1.35 * top)
+    ax.set_ylabel(r"$\Delta\times 10^3$")
+    return artists
+
+
+def unjudged(ax: Axes, agreement: xr.Dataset) -> list:
+    """A line where the verdict ends."""
+    until, end = float(agreement.attrs["until"]), float(agreement["time"][-1])
+    ax.set_xlim(-0.03 * end, 1.03 * end)
+    return [] if until >= end else [ax.axvline(until, color="black", linewidth=0.6, linestyle=(0, (4, 2)), zorder=1.5)]
+
+
+def legend(ax: Axes, store: Store) -> list:
+    """What the marks mean, with the numbers of the run and the verdict."""
+    configuration, agreement = store.configuration, store["agreement"]
+    heads = store["aligned"].sizes["head"]
+    grey = {"color": "0.3", "markerfacecolor": "white", "markersize": 3}
+    entries = [
+        *(
+            Line2D([], [], color=COLOURS[h % len(COLOURS)], marker=MARKERS[h % len(MARKERS)], markersize=3,
+                   markerfacecolor="white", label=f"head {h + 1}")
+            for h in range(min(heads, len(COLOURS)))
+        ),
+        Line2D([], [], color="0.3", label="theory (faint: single runs)"),
+        Line2D([], [], linestyle="", marker="o", **grey, label="SGD, ± standard error"),
+        Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label="SGD, fresh-sample loss"),
+        Patch(color=NOISE, label="noise floor"),
+        Patch(color=BIAS, label="with bias allowance O(1/D)"),
+        Line2D([], [], color="black", linewidth=0.6, linestyle=(0, (4, 2)), label="end of the verdict"),
+    ]  # fmt: skip
+    verdict = {True: "agrees", False: "disagrees", None: "no verdict"}[json.loads(agreement.attrs["agrees"])]
+    title = (
+        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, heads aligned\ntheory and SGD: {verdict}"
+    )
+    return [ax.legend(handles=entries, loc="lower left", title=title, title_fontsize=6.5, ncols=1, handlelength=1.6)]
+
+
+def _parts(agreement: xr.Dataset, name: str, feature: int | None) -> tuple[xr.DataArray, ...]:
+    """Residual, error, bias, allowed (times 10³), each (time, head); one "head" for what all heads share."""
+
+    def part(kind: str) -> xr.DataArray:
+        values = 1e3 * agreement[f"{name}_{kind}"]
+        if name == "r":
+            return _diagonal(values)
+        return values.isel(feature=feature) if feature is not None else values.expand_dims("head", axis=-1)
+
+    return tuple(part(kind) for kind in ("residual", "error", "bias", "allowed"))
+
+
+def _diagonal(r: xr.DataArray) -> xr.DataArray:
+    same = xr.DataArray(np.arange(r.sizes["head"]), dims="head")
+    return r.isel(head=same, head_=same)
+
+
+def _standard_error(residual: xr.DataArray) -> xr.DataArray:
+    count = residual.sizes["replica"]
+    return residual.std("replica", ddof=1) / np.sqrt(count) if count > 1 else np.nan * residual.isel(replica=0)
+
+
+def _successful(store: Store) -> np.ndarray:
+    return np.flatnonzero((store["theory"]["result"] == 0) & (store["simulation"]["result"] == 0))
+
+
+def _thinned(count: int) -> np.ndarray:
+    """Indices of the records that get a marker."""
+    return np.arange(0, count, -(-count // MAX_MARKERS))
