@@ -1,0 +1,152 @@
+"""The compiled part of `train`: blocks of SGD steps and measurements, for all replicas.
+
+Randomness: a replica's key is split by purpose into the stream of training samples, folded with the step and the
+chunk, and the stream of fresh samples for the recorded loss, folded with the step. So a run depends neither on how
+it is cut into blocks nor on the replicas beside it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from sim.data import Tokens, draw_tokens
+from sim.layer import MultiHeadAttention
+from sim.loss import LossForm, sample_losses
+from theory import SingleLocation
+
+CHUNK_BYTES = 4 * 2**20  # tokens held at once; arrays beyond the cache are drawn 4× slower
+_TRAINING, _FRESH = 0x7261696E, 0x66726573  # purposes folded into a replica's key
+
+
+class Plan(eqx.Module):
+    """What compilation depends on, besides the shapes."""
+
+    batch: int = eqx.field(static=True)
+    chunk: int = eqx.field(static=True)  # samples of one replica drawn at once
+    group: int = eqx.field(static=True)  # replicas advanced side by side
+    evaluation: int = eqx.field(static=True)
+    evaluation_chunk: int = eqx.field(static=True)
+    loss: LossForm = eqx.field(static=True)
+
+    @classmethod
+    def make(
+        cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, evaluation: int, loss: LossForm
+    ) -> "Plan":
+        """Chunks of samples, and groups of replicas, that fit in `CHUNK_BYTES`.
+
+        The chunk does not look at the number of replicas, so that a replica draws the same samples in any company.
+        """
+        fit = max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize))
+        chunk = min(batch, fit)
+        return cls(batch, chunk, fit // chunk, evaluation, min(evaluation, fit), loss)
+
+
+class Setting(eqx.Module):
+    """What stays the same during a run. Its numbers are traced: changing one never recompiles."""
+
+    rest: MultiHeadAttention  # the layer without its trained leaves
+    task: SingleLocation
+    keys: Key[Array, " R"]
+    rates: dict[str, Float[Array, ""]]  # step of each trained leaf, by its name
+    plan: Plan
+
+
+def trained_leaves(layer: MultiHeadAttention, rates: dict[str, Any]) -> PyTree:
+    """Marks the leaves of the layer that bear a name in `rates`."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].name in rates, layer)
+
+
+def loss_gradient(params: MultiHeadAttention, rest: MultiHeadAttention, tokens: Tokens, loss: LossForm) -> PyTree:
+    """∇ of the summed loss of the layer on `tokens`, in its trained leaves."""
+    return jax.grad(lambda p: jnp.sum(sample_losses(eqx.combine(p, rest), tokens, loss)))(params)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def advance(
+    setting: Setting, params: MultiHeadAttention, start: Int[Array, ""], count: Int[Array, ""]
+) -> tuple[MultiHeadAttention, Bool[Array, " R"]]:
+    """Steps start, …, start + count − 1 of every replica, and whether each is still in the range of float32."""
+
+    def run(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> tuple[MultiHeadAttention, Bool[Array, ""]]:
+        params, key = replica
+        key = jax.random.fold_in(key, _TRAINING)
+        one_step = lambda step, p: _step(setting, p, _fold_step(key, step), count > 0)  # noqa: E731
+        params = jax.lax.fori_loop(start, start + count, one_step, params)
+        return params, jnp.all(jnp.isfinite(jnp.sum(jnp.square(params.keys.astype(jnp.float32)), axis=-1)))
+
+    return jax.lax.map(run, (params, setting.keys), batch_size=setting.plan.group)
+
+
+@eqx.filter_jit
+def measure(setting: Setting, params: MultiHeadAttention, step: Int[Array, ""]) -> dict[str, Float[Array, "R ..."]]:
+    """Order parameters `m` and `r`, `loss` on fresh samples and `loss_error`, of every replica, in float64."""
+    plan = setting.plan
+
+    def one(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> dict[str, Array]:
+        params, key = replica
+        layer = eqx.combine(params, setting.rest)
+
+        def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
+            losses = sample_losses(layer, _draw(setting, layer, key, size), plan.loss).astype(jnp.float64)
+            return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
+
+        fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
+        total, squares = _over_chunks(moments, fresh, plan.evaluation, plan.evaluation_chunk)
+        mean = total / plan.evaluation
+        variance = jnp.maximum(squares / plan.evaluation - jnp.square(mean), 0)
+        order = layer.order()
+        return {"m": order.m, "r": order.r, "loss": mean, "loss_error": jnp.sqrt(variance / (plan.evaluation - 1))}
+
+    return jax.lax.map(one, (params, setting.keys))
+
+
+def _step(
+    setting: Setting, params: MultiHeadAttention, key: Key[Array, ""], always: Bool[Array, ""]
+) -> MultiHeadAttention:
+    """One SGD step; `always` is true, which the compiler must not know (see below)."""
+    plan = setting.plan
+
+    def gradient(key: Key[Array, ""], size: int) -> PyTree:
+        draw = lambda key: _draw(setting, params, key, size)  # noqa: E731
+        blank = lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))  # noqa: E731
+        # the branch keeps XLA from fusing the end of the draw into each of its uses and so repeating it
+        tokens = jax.lax.cond(always, draw, blank, key)
+        return loss_gradient(params, setting.rest, tokens, plan.loss)
+
+    total = _over_chunks(gradient, key, plan.batch, plan.chunk)
+    mean = jax.tree.map(lambda leaf: leaf / plan.batch, total)
+    names = jax.tree.map_with_path(lambda path, _: path[-1].name, params)
+    rates = {name: rate.astype(params.keys.dtype) for name, rate in setting.rates.items()}
+    optimizer = optax.partition({name: optax.sgd(rate) for name, rate in rates.items()}, names)
+    tree: Any = params  # optax's own type of a tree does not cover modules
+    updates, _ = optimizer.update(mean, optimizer.init(tree), tree)  # plain SGD keeps no state
+    return optax.apply_updates(tree, updates)
+
+
+def _draw(setting: Setting, layer: MultiHeadAttention, key: Key[Array, ""], count: int) -> Tokens:
+    return draw_tokens(setting.task, key, count, dim=layer.dim, dtype=layer.keys.dtype)
+
+
+def _over_chunks(function: Callable[[Key[Array, ""], int], PyTree], key: Key[Array, ""], count: int, chunk: int):
+    """Sum of `function(key of the chunk, its size)` over chunks that make up `count` samples."""
+    full, remainder = divmod(count, chunk)
+    if full == 1:
+        total = function(jax.random.fold_in(key, 0), chunk)
+    else:
+        add = lambda i, total: jax.tree.map(jnp.add, total, function(jax.random.fold_in(key, i), chunk))  # noqa: E731
+        shapes = jax.eval_shape(lambda key: function(key, chunk), key)
+        total = jax.lax.fori_loop(0, full, add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    if remainder:
+        total = jax.tree.map(jnp.add, total, function(jax.random.fold_in(key, full), remainder))
+    return total
+
+
+def _fold_step(key: Key[Array, ""], step: Int[Array, ""]) -> Key[Array, ""]:
+    """The key of a step, whose number may exceed the 32 bits that one `fold_in` reads."""
+    high, low = (step >> 32).astype(jnp.uint32), (step & 0xFFFFFFFF).astype(jnp.uint32)
+    return jax.random.fold_in(jax.random.fold_in(key, high), low)

@@ -1,0 +1,189 @@
+"""One-pass SGD of the actual layer at large D."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+import theory
+from sim._driver import RecordGrid, drive
+from sim._sgd import Plan, Setting, advance, measure, trained_leaves
+from sim.layer import MultiHeadAttention
+from sim.loss import LossForm, check_loss
+from theory import Activation, OrderParameters, RunFailed, SingleLocation, Trajectory
+from theory._checks import invalid, non_negative, positive, whole
+
+BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
+
+
+def train(
+    task: SingleLocation,
+    layer: MultiHeadAttention,
+    *,
+    learning_rate: Any,
+    time: Any,
+    batch: int,
+    key: Key[Array, ""],
+    record: Any = None,
+    loss: LossForm = "finite",
+    bias_rate: Any = 1.0,
+    scale_rate: Any = 1.0,
+    evaluation: int = 1000,
+    block: int | None = None,
+    progress: bool = True,
+    throw: bool = True,
+) -> Trajectory:
+    """Trains the layer by one-pass SGD, k_h ← k_h − η ∇_{k_h} (batch mean of the loss), on the clock τ = η·steps/D.
+
+    Tokens have the type of the keys. Memory stays at one chunk of tokens whatever the batch and the number of
+    replicas (one sample if a sample is larger). The compiled code is the same for every ν, η, prior strength,
+    temperature and block length, and a run is bit for bit the same in blocks of any length.
+
+    Args:
+        task: the task.
+        layer: its keys are the start, and are left as they are. With a leading replica axis the replicas are
+            independent runs, replica i with the samples of the single run of `layer[i]` with key `fold_in(key, i)`.
+        learning_rate: η > 0.
+        time: τ at the end; the number of steps is round(time·D/η).
+        batch: samples B ≥ 1 per step.
+        key: a typed key.
+        record: times τ to record, strictly increasing within [0, time], or a number of equally spaced ones
+            including 0 and the end; unless given, 31 or every step if there are fewer. Each is moved to the nearest
+            step, and the time stored is exactly step·η/D. Nothing is run beyond the last one.
+        loss: "finite" for ‖X_ε − f(X)‖²/D or "limit" for its D → ∞ form Σ_ℓ (δ_ℓε − a_ℓ)²; trained and recorded.
+        bias_rate: κ_b of a trained bias, stepped with κ_b·η/D. Softmax has none, so nothing for it to act on.
+        scale_rate: κ_c of a trained scale, likewise.
+        evaluation: fresh samples ≥ 2 per recorded loss.
+        block: steps between two returns to Python, where progress, Ctrl-C and divergence are looked after.
+        progress: a bar on standard error when the run takes more than two seconds.
+        throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
+            otherwise the trajectory is returned and its `result` says so.
+
+    Returns:
+        A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, their population
+        risk (D → ∞), and the loss on fresh samples with its standard error.
+
+    Raises:
+        ValueError: naming the argument that is wrong, what was expected and what came.
+        RunFailed: see `throw`. A replica has diverged when |k_h|² leaves the range of float32 or its loss is NaN.
+
+    Example:
+        >>> import jax
+        >>> from theory import SingleLocation, sign_flips
+        >>> task = SingleLocation(length=5, snr=4.0, prior=sign_flips([1.0], [1.0]))
+        >>> layer = MultiHeadAttention.initial(jax.random.key(0), heads=2, features=1, dim=100)
+        >>> run = train(task, layer, learning_rate=1.0, time=0.5, batch=2, key=jax.random.key(1), record=3)
+        >>> run.time.tolist()
+        [0.0, 0.25, 0.5]
+    """
+    _check_model(task, layer)
+    learning_rate, time = positive("learning_rate", learning_rate, 0), positive("time", time, 0)
+    bias_rate, scale_rate = non_negative("bias_rate", bias_rate, 0), non_negative("scale_rate", scale_rate, 0)
+    batch, evaluation = whole("batch", batch, 1), whole("evaluation", evaluation, 2)
+    check_loss(loss)
+    _check_key(key)
+    _check_flags(progress=progress, throw=throw)
+    replicas, dim = layer.replicas or 1, layer.dim
+    grid = RecordGrid.make(record, float(time), float(learning_rate), dim)
+    if block is None:
+        block = max(1, BLOCK_NORMALS // (replicas * batch * task.length * dim))
+
+    # biases and scales are order parameters: they move on the clock τ, by κ η/D a step
+    rates = {"keys": learning_rate, "bias": bias_rate * learning_rate / dim, "scale": scale_rate * learning_rate / dim}
+    params, rest = eqx.partition(layer, trained_leaves(layer, rates))
+    if layer.replicas is None:
+        keys, params = key[None], jax.tree.map(lambda leaf: leaf[None], params)
+    else:
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(replicas))
+    plan = Plan.make(task, layer, batch=batch, evaluation=evaluation, loss=loss)
+    setting = Setting(rest, task, keys, rates, plan)
+    log = drive(
+        grid,
+        jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
+        advance=lambda state, step, count: advance(setting, state, jnp.asarray(step), jnp.asarray(count)),
+        measure=lambda state, step: measure(setting, state, jnp.asarray(step)),
+        shapes={"m": (layer.heads, layer.features), "r": (layer.heads, layer.heads), "loss": (), "loss_error": ()},
+        replicas=replicas,
+        block=whole("block", block, 1),
+        batch=batch,
+        progress=progress,
+    )
+
+    single = (lambda leaf: jnp.asarray(leaf[0])) if layer.replicas is None else jnp.asarray
+    records = {name: single(values) for name, values in log.records.items()}
+    order = _unchecked_order(records["m"], records["r"])
+    trajectory = Trajectory(
+        time=jnp.asarray(grid.times),
+        order=order,
+        activation=layer.activation,
+        risk=_risk(task, layer.activation, order),
+        loss=records["loss"],
+        loss_error=records["loss_error"],
+        result=single(log.result),
+        task=task,
+        settings={
+            "source": "sgd",
+            "heads": layer.heads,
+            "features": layer.features,
+            "dim": dim,
+            "dtype": str(layer.keys.dtype),
+            "learning_rate": float(learning_rate),
+            "batch": batch,
+            "time": float(time),
+            "loss": loss,
+            "bias_rate": float(bias_rate),
+            "scale_rate": float(scale_rate),
+            "evaluation": evaluation,
+            "replicas": layer.replicas,
+            "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
+            "key_impl": str(jax.random.key_impl(key)),
+        },
+    )
+    if log.failures and throw:
+        raise RunFailed(f"SGD: {'; '.join(log.failures)}; the records made before that are kept", trajectory)
+    return trajectory
+
+
+def _check_model(task: SingleLocation, layer: MultiHeadAttention) -> None:
+    if not isinstance(task, SingleLocation):
+        raise invalid("task", "a SingleLocation", repr(task))
+    if not isinstance(layer, MultiHeadAttention):
+        raise invalid("layer", "a MultiHeadAttention", repr(layer))
+    whole("task.length", task.length, 2)
+    if task.snr.ndim:
+        raise invalid("task.snr", "one number", f"shape {task.snr.shape}")
+    if task.features != layer.features:
+        raise invalid("layer.features", f"{task.features}, the features of the task", layer.features)
+    if layer.keys.ndim > 3:
+        raise invalid("layer.keys", "shape (H, D) or (replicas, H, D)", layer.keys.shape)
+
+
+def _check_key(key: Any) -> None:
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape != ():
+        raise invalid("key", "one typed key, as from jax.random.key", repr(key))
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise invalid(name, "True or False", repr(value))
+
+
+def _unchecked_order(m: Array, r: Array) -> OrderParameters:
+    """Order parameters that may be NaN, which the constructor refuses."""
+    blank = OrderParameters(jnp.zeros(m.shape), jnp.zeros(r.shape))
+    return eqx.tree_at(lambda order: (order.m, order.r), blank, (m, r))
+
+
+@eqx.filter_jit
+def _risk(task: SingleLocation, activation: Activation, order: OrderParameters) -> Float[Array, "..."]:
+    """Population risk of each recorded state, NaN where there is none."""
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
+    missing = jnp.isnan(flat.r[:, 0, 0])
+    filled = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), flat)
+    risk = jax.lax.map(lambda one: theory.population_risk(task, activation, one), filled)
+    return jnp.where(missing, jnp.nan, risk).reshape(order.m.shape[:-2])
