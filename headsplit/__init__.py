@@ -1,1 +1,1 @@
-"""."""
+"""The command line: `headsplit compare`, `headsplit figure`."""

@@ -1,0 +1,156 @@
+"""`headsplit`: the commands. Thin: options in, one call, exit code out; heavy imports wait until they are needed."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headsplit.compare import STORE, Configuration, Interrupted, run, show
+
+app = typer.Typer(
+    name="headsplit",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw a figure again from a stored result.")
+app.add_typer(figure_app, name="figure")
+
+RESULTS = Path("results")
+_DEFAULT = Configuration()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headsplit {version('headsplit')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _headsplit(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """How attention heads specialize: the order-parameter theory against SGD on the layer itself.
+
+    A layer of H softmax attention heads learns to find the one informative among L tokens in D dimensions. As D
+    grows, its overlaps m (heads with spikes) and r (heads with heads) follow an ordinary differential equation.
+    `headsplit compare` solves it, trains the layer, and says whether the two agree.
+
+    Units: time is the clock τ = η·steps/D, with the learning rate η of order one; overlaps are per dimension,
+    m = k·k*/D and r = k·k'/D; the signal in the informative token is √(ν/D) Σ_f θ_f k*_f in noise of variance one.
+
+    Exit codes: 0 agreement or no verdict, 1 disagreement, 2 wrong usage, 130 interrupted.
+    """
+    # "no GPU found" is no news on a machine without one
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
+
+
+@app.command()
+def compare(
+    length: Annotated[int, typer.Option(help="Tokens L >= 2.")] = _DEFAULT.length,
+    heads: Annotated[int, typer.Option(help="Heads H >= 1.")] = _DEFAULT.heads,
+    snr: Annotated[float, typer.Option(help="Signal-to-noise ratio ν >= 0.")] = _DEFAULT.snr,
+    prior: Annotated[
+        str,
+        typer.Option(
+            help="Law of the spikes' weights θ: sign_flips(mean, amplitude), one_hot(features), "
+            "gaussian(mean, variance), discrete(points, weights), GaussianMixture(weights, means, covariances)."
+        ),
+    ] = _DEFAULT.prior,
+    dim: Annotated[int, typer.Option(help="Dimensions D of the simulated layer.")] = _DEFAULT.dim,
+    variance: Annotated[
+        float, typer.Option(help="Variance r_0 of the keys at the start, per dimension.")
+    ] = _DEFAULT.variance,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate η; a step advances τ by η/D.")
+    ] = _DEFAULT.learning_rate,
+    batch: Annotated[
+        int, typer.Option(help="Fresh samples B per step; η/B is the theory's step size.")
+    ] = _DEFAULT.batch,
+    replicas: Annotated[
+        int, typer.Option(help="Independent runs, each compared with its own theory.")
+    ] = _DEFAULT.replicas,
+    time: Annotated[float, typer.Option(help="End of the runs, τ = η·steps/D.")] = _DEFAULT.time,
+    records: Annotated[
+        int, typer.Option(help="Equally spaced times compared, 0 and the end included.")
+    ] = _DEFAULT.records,
+    loss: Annotated[
+        str, typer.Option(help="'finite': ‖X_ε − f(X)‖²/D, or 'limit': its form at D → ∞.")
+    ] = _DEFAULT.loss,
+    level: Annotated[
+        float, typer.Option(min=0.001, max=0.999, help="Bound on the false-alarm rate of the verdict.")
+    ] = _DEFAULT.level,
+    seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _DEFAULT.seed,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for store and figure [default: results/compare/ and what varies].")
+    ] = None,
+    progress: Annotated[bool, typer.Option(help="Progress bars.")] = True,
+) -> None:
+    """Train the layer by SGD, solve the theory from the same starts, and say whether they agree.
+
+    Prints the verdict, and writes a labelled store (result.zarr) and a figure (compare.pdf, compare.png) into a folder
+    named by what varies. A folder that holds the result already is read and drawn again, not recomputed.
+
+    The defaults take about two minutes on two CPU cores. Cost grows as D² (a step costs D, and τ takes D/η steps).
+    """
+    from headsplit.parse import parse_prior
+
+    with _reported("compare"):
+        configuration = Configuration(
+            length=length,
+            heads=heads,
+            snr=snr,
+            prior=parse_prior(prior).name,
+            dim=dim,
+            variance=variance,
+            learning_rate=learning_rate,
+            batch=batch,
+            replicas=replicas,
+            time=time,
+            records=records,
+            loss=loss,
+            level=level,
+            seed=seed,
+        )
+        folder = out if out is not None else RESULTS / "compare" / configuration.folder()
+        agrees = run(configuration, folder, progress=progress, say=typer.echo)
+    raise typer.Exit(1 if agrees is False else 0)
+
+
+@figure_app.command("compare")
+def figure_compare(
+    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit compare`, or its result.zarr.")],
+) -> None:
+    """Draw a comparison again from its store, beside it, and print its verdict."""
+    with _reported("figure compare"):
+        show(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
+
+
+@contextmanager
+def _reported(command: str) -> Iterator[None]:
+    """Errors that the user can mend, as one line and an exit code."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        code, message = 2, str(error)
+    except Interrupted as error:
+        code, message = 130, str(error)
+    except KeyboardInterrupt:
+        code, message = 130, "interrupted, nothing is kept"
+    else:
+        return
+    typer.echo(f"headsplit {command}: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the command."""
+    app(prog_name="headsplit")
