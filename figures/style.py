@@ -54,7 +54,11 @@ def style() -> Iterator[None]:
 
 def theory_line(ax: Axes, time: Any, values: Any, index: int = 0, **options: Any) -> list[Any]:
     """Theory: a line, in the colour of head (or series) `index`."""
-    return list(ax.plot(time, values, **{"color": COLOURS[index % len(COLOURS)], "zorder": 2, **options}))
+    return list(
+        ax.plot(
+            np.asarray(time), np.asarray(values), **{"color": COLOURS[index % len(COLOURS)], "zorder": 2, **options}
+        )
+    )
 
 
 def simulation_points(ax: Axes, time: Any, values: Any, errors: Any, index: int = 0, **options: Any) -> list[Any]:
@@ -69,7 +73,7 @@ def simulation_points(ax: Axes, time: Any, values: Any, errors: Any, index: int 
         "elinewidth": 0.6,
         "zorder": 3,
     }
-    return [ax.errorbar(time, values, yerr=bars, **{**defaults, **options})]
+    return [ax.errorbar(np.asarray(time), np.asarray(values), yerr=bars, **{**defaults, **options})]
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:

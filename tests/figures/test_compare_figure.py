@@ -1,0 +1,105 @@
+"""The figure shows what the store says, in the order and units it says."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import synthetic
+import xarray as xr
+
+from compare import agreement, align, load, save
+from figures import compare as picture
+from figures.style import COLOURS, save_figure, style
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    def store(name, **setup):
+        theory = synthetic.ideal(0, **setup)
+        run = synthetic.simulated(theory, 0)
+        datasets = {
+            "theory": theory.to_xarray(),
+            "simulation": run.to_xarray(),
+            "aligned": align(theory, run).to_xarray(),
+            "agreement": agreement(theory, run).to_xarray(),
+        }
+        return load(save(tmp_path_factory.mktemp(name) / "result.zarr", datasets, {"dim": synthetic.DIM}))
+
+    return store
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        {"features": 3, "heads": 4, "growth": 0.5, "times": 31},
+        {"features": 1, "heads": 1},
+        {"replicas": 1},
+        {"features": 5, "heads": 9, "times": 3},
+    ],
+)
+def test_draws_and_saves_any_shape(make, setup, tmp_path):
+    figure = picture.draw(make("any", **setup))
+    features = setup.get("features", 2)
+    assert len(figure.axes) == 2 * (features + 2) + 1
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert "risk" in labels
+    assert rf"$m_{{h{features}}}$" in labels
+    written = save_figure(figure, tmp_path / "deep/compare")
+    assert [p.name for p in written] == ["compare.pdf", "compare.png"]
+    assert all(p.stat().st_size > 1000 for p in written)
+
+
+def test_lines_are_theory_means_and_markers_the_simulation(make):
+    store = make("lines", growth=0.5)
+    with style():
+        ax = mpl.figure.Figure().subplots()
+        picture.overlaps(ax, store["aligned"], store, feature=1)
+    lines = [line for line in ax.get_lines() if line.get_linewidth() == 1.0 and line.get_linestyle() == "-"]
+    means = store["aligned"]["theory_m"].mean("replica").isel(feature=1)
+    for h, line in enumerate(lines):
+        assert line.get_color() == COLOURS[h]
+        np.testing.assert_allclose(line.get_ydata(), means.isel(head=h))
+    points = [container.lines[0] for container in ax.containers]
+    seen = store["aligned"]["simulation_m"].mean("replica").isel(feature=1)
+    for h, point in enumerate(points):
+        np.testing.assert_allclose(point.get_ydata(), seen.isel(head=h))
+        np.testing.assert_allclose(point.get_xdata(), store["simulation"]["time"])
+
+
+def test_failed_replicas_are_not_drawn(make):
+    store = make("failed")
+    broken = store["simulation"].copy(deep=True)
+    broken["result"][2] = 1
+    store.datasets["simulation"] = broken
+    ax = mpl.figure.Figure().subplots()
+    picture.risk(ax, store)
+    keep = [i for i in range(8) if i != 2]
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), store["theory"]["risk"][keep].mean("replica"))
+
+
+def test_residual_panel_shows_mean_error_and_both_bands(make):
+    agreement_data = make("bands")["agreement"]
+    ax = mpl.figure.Figure().subplots()
+    picture.residuals(ax, agreement_data, "m", feature=0)
+    allowed, noise = (collection.get_paths()[0].vertices[:, 1].max() for collection in ax.collections[:2])
+    m = agreement_data.isel(feature=0)
+    assert allowed == pytest.approx(1e3 * float(m["m_allowed"].max()))
+    assert noise == pytest.approx(1e3 * float((m["m_allowed"] - m["m_bias"]).max()))
+    np.testing.assert_allclose(ax.containers[1].lines[0].get_ydata(), 1e3 * m["m_residual"].isel(head=1))
+
+
+def test_style_leaves_matplotlib_as_it_was():
+    before = dict(mpl.rcParams)
+    with style():
+        assert mpl.rcParams["pdf.fonttype"] == 42
+        assert not mpl.rcParams["text.usetex"]
+    assert dict(mpl.rcParams) == before
+
+
+def test_long_records_are_thinned():
+    assert len(picture._thinned(1000)) <= picture.MAX_MARKERS
+    np.testing.assert_array_equal(picture._thinned(5), np.arange(5))
+
+
+def test_diagonal_of_r():
+    r = xr.DataArray(np.arange(8.0).reshape(2, 2, 2), dims=("time", "head", "head_"))
+    np.testing.assert_array_equal(picture._diagonal(r), [[0, 3], [4, 7]])
