@@ -31,7 +31,7 @@ r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well
 
 import functools
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import numpy as np
@@ -106,7 +106,7 @@ class Agreement(eqx.Module):
         time: (T,) clock τ.
         residuals: one `Residual` per quantity.
         until: the verdict covers 0 < τ ≤ until.
-        onset: the first split the theory predicts, NaN if none within the records.
+        onset: record at which the theory first predicts a split, NaN if none within the records.
         level: bound on the false-alarm rate.
         replicas: number of replicas used.
         excluded: number left out because the theory or the simulation failed.
@@ -212,10 +212,10 @@ def agreement(
     Args:
         theory: result of `gradient_flow` from the simulation's own initial order parameters.
         simulation: result of `train` (or `train_reduced`) recorded at the same times, the first of them τ = 0.
-        until: the verdict covers 0 < τ ≤ until. By default up to the first split predicted by the theory: the first
-            record at which, in any replica, the heads' standard deviation along a feature with Var θ_f > 0 exceeds
-            a tenth of √(ν Var θ_f), its size when the heads have split, and three times its (root mean square)
-            start. From there on single runs go different ways; residuals are reported, not judged.
+        until: the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
+            predicts: the first record at which, in any replica, the heads' standard deviation along a feature with
+            Var θ_f > 0 exceeds a tenth of √(ν Var θ_f), its size when the heads have split, and three times its
+            (root mean square) start. From there on single runs go different ways; residuals are reported, not judged.
         level: bound on the false-alarm rate of the whole verdict, 0.001 ≤ level < 1.
 
     Returns:
@@ -239,29 +239,29 @@ def agreement(
     count, excluded = int(kept.sum()), int((~kept).sum())
     values = {name: (predicted[kept], seen[kept]) for name, (predicted, seen) in values.items()}
 
-    onset = _onset(values["m"][0], time, theory)
-    limit = float(until) if until is not None else (onset if np.isfinite(onset) else float(time[-1]))
-    judged = (time > 0) & (time <= limit)
+    first = _onset(values["m"][0], theory)
+    onset = float("nan") if first is None else float(time[first])
+    if until is None:
+        until = float(time[-1] if first is None else time[max(first - 1, 0)])
+    judged = (time > 0) & (time <= until)
     reasons = []
     if count < 2:
         reasons.append(f"no verdict: {count} complete replica(s) give no standard error, at least 2 are needed")
     if not np.any(judged):
-        reasons.append(f"no verdict: no record in 0 < τ ≤ {limit:g}")
+        reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
 
     second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
     beta = (1 + float(theory.task.snr) * float(second.sum())) / dim
+    allowance = _Allowance(beta, _spread(values["m"]), finite_loss)
     share = level / len(values)
-    spread = _spread(values["m"])
-    residuals = tuple(
-        _residual(name, pair, time, judged, beta, spread, share, finite_loss) for name, pair in values.items()
-    )
+    residuals = tuple(_residual(name, *pair, judged, allowance, share) for name, pair in values.items())
     agrees = None if reasons else all(r.within for r in residuals)
     if agrees is False:
         reasons = [_reason(r, time) for r in residuals if not r.within]
     step_size = dict(theory.settings)["step_size"]
     configuration = {**simulation.configuration(), "step_size": step_size}
     return Agreement(
-        agrees, tuple(reasons), time, residuals, limit, onset, level, count, excluded, dim, beta, configuration
+        agrees, tuple(reasons), time, residuals, until, onset, level, count, excluded, dim, beta, configuration
     )
 
 
@@ -328,14 +328,14 @@ def _check_pair(theory: Trajectory, simulation: Trajectory) -> tuple[int, bool]:
     return int(settings["dim"]), settings["loss"] == "finite"
 
 
-def _onset(m: Float[np.ndarray, "R T H F"], time: np.ndarray, theory: Trajectory) -> float:
-    """First record at which the heads have split along a feature in any replica's theory; NaN if none."""
+def _onset(m: Float[np.ndarray, "R T H F"], theory: Trajectory) -> int | None:
+    """Index of the first record at which any replica's theory has split along a feature; None if none."""
     full = np.sqrt(float(theory.task.snr) * np.clip(np.asarray(theory.task.prior.variance()), 0, None))
     amplitude = np.std(m, axis=2)
     start = np.sqrt(np.mean(amplitude[:, 0] ** 2, axis=0)) if len(m) else np.zeros_like(full)
     split = (full > 0) & (amplitude > np.maximum(SPLIT_FRACTION * full, SPLIT_GROWTH * start))
     when = np.flatnonzero(np.any(split, axis=(0, 2)))
-    return float(time[when[0]]) if len(when) else float("nan")
+    return int(when[0]) if len(when) else None
 
 
 def _spread(m: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
@@ -346,13 +346,15 @@ def _spread(m: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
     return np.var(residual, axis=0, ddof=1).mean(axis=1).sum(axis=-1)
 
 
-def _groups(name: str, shape: tuple[int, ...]) -> Int[np.ndarray, "..."]:
-    """Components with the same number play the same part; −1 marks the lower triangle of r, a copy of the upper."""
+def _groups(name: str, shape: tuple[int, ...]) -> tuple[Int[np.ndarray, " C"], Int[np.ndarray, " K"]]:
+    """Numbers of the components, equal where they play the same part, and which to count (r only once each)."""
     if name == "m":
-        return np.broadcast_to(np.arange(shape[1]), shape)
-    if name == "r":
-        return np.where(np.eye(shape[0], dtype=bool), 0, np.triu(np.ones(shape, dtype=int)) * 2 - 1)
-    return np.zeros(shape, dtype=int)
+        groups, counted = np.broadcast_to(np.arange(shape[1]), shape), np.ones(shape, dtype=bool)
+    elif name == "r":
+        groups, counted = 1 - np.eye(shape[0], dtype=int), np.triu(np.ones(shape, dtype=bool))
+    else:
+        groups, counted = np.zeros(shape, dtype=int), np.ones(shape, dtype=bool)
+    return groups.reshape(-1), np.flatnonzero(counted)
 
 
 def _pooled(values: np.ndarray, groups: np.ndarray, reduce: Any) -> np.ndarray:
@@ -364,37 +366,45 @@ def _pooled(values: np.ndarray, groups: np.ndarray, reduce: Any) -> np.ndarray:
     return out
 
 
+class _Allowance(NamedTuple):
+    """What the bias of order 1/D may be."""
+
+    beta: float
+    spread: np.ndarray  # (T,) scatter²
+    finite_loss: bool
+
+    def bias(self, name: str, predicted: Float[np.ndarray, "R T C"], groups: Int[np.ndarray, " C"]) -> np.ndarray:
+        """(T, C) β × path + scatter²."""
+        count, _, components = predicted.shape
+        way = np.abs(np.diff(predicted, axis=1)).sum(axis=0) / max(count, 1)
+        path = np.concatenate([np.zeros((1, components)), np.cumsum(way, axis=0)])
+        if name == "loss" and self.finite_loss and count:
+            path = path + np.abs(predicted[:, 0]).mean(axis=0)
+        return self.beta * _pooled(path, groups, np.max) + self.spread[:, None]
+
+
 def _residual(
     name: str,
-    pair: tuple[np.ndarray, np.ndarray],
-    time: np.ndarray,
-    judged: np.ndarray,
-    beta: float,
-    spread: np.ndarray,
+    predicted: Float[np.ndarray, "R T ..."],
+    seen: Float[np.ndarray, "R T ..."],
+    judged: Bool[np.ndarray, " T"],
+    allowance: _Allowance,
     level: float,
-    finite_loss: bool,
 ) -> Residual:
-    predicted, seen = pair
     count, steps, *shape = predicted.shape
-    groups = _groups(name, tuple(shape)).reshape(-1)
-    groups = np.where(groups < 0, 1, groups)  # the lower triangle of r is pooled with the upper
-    columns = np.flatnonzero(_groups(name, tuple(shape)).reshape(-1) >= 0)
-    d = (seen - predicted).reshape(count, steps, -1)
-    way = np.abs(np.diff(predicted, axis=1)).reshape(count, steps - 1, -1)
-    path = np.concatenate([np.zeros((1, d.shape[-1])), np.cumsum(way.sum(axis=0) / max(count, 1), axis=0)])
-    if name == "loss" and finite_loss and count:
-        path = path + np.abs(predicted[:, 0]).mean(axis=0)
-    bias = beta * _pooled(path, groups, np.max) + spread[:, None]
-
-    nothing = np.full(d.shape[1:], np.nan)
-    mean = d.mean(axis=0) if count else nothing
-    scatter = np.sqrt(np.mean(d**2, axis=0)) if count else nothing
-    error, critical = nothing, float("nan")
+    groups, columns = _groups(name, tuple(shape))
+    predicted = predicted.reshape(count, steps, -1)
+    d = seen.reshape(count, steps, -1) - predicted
+    bias = allowance.bias(name, predicted, groups)
+    mean = scatter = error = np.full(d.shape[1:], np.nan)
+    critical = float("nan")
+    if count:
+        mean, scatter = d.mean(axis=0), np.sqrt(np.mean(d**2, axis=0))
     if count >= 2:
         error = np.sqrt(_pooled(np.var(d, axis=0, ddof=1), groups, np.mean) / count)
+    if count >= 2 and np.any(judged):
         shifted = d - np.clip(mean, -bias, bias)  # the nearest residuals that the allowance explains
-        if np.any(judged):
-            critical = _critical_value(shifted[:, judged][:, :, columns], groups[columns], level)
+        critical = _critical_value(shifted[:, judged][:, :, columns], groups[columns], level)
     dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ())
     mean, error, scatter, bias = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias))
     return Residual(name, dims, mean, error, scatter, bias, critical, judged)

@@ -107,8 +107,9 @@ def test_until_defaults_to_the_first_predicted_split():
     verdict = agreement(theory, run)
     m = np.asarray(theory.order.m)
     amplitude = np.std(m[..., 1], axis=2)
-    expected = verdict.time[np.any(amplitude > 0.1 * 1.5, axis=0)][0]
-    assert verdict.until == verdict.onset == expected
+    first = np.flatnonzero(np.any(amplitude > 0.1 * 1.5, axis=0))[0]
+    expected = verdict.time[first - 1]
+    assert (verdict.until, verdict.onset) == (expected, verdict.time[first])
     assert 0 < expected < 6
     later = np.zeros(m.shape)
     later[:, verdict.time > expected] = 5.0
