@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from sim.data import Tokens, draw_tokens
 from sim.layer import MultiHeadAttention
-from sim.loss import LossForm, sample_losses
+from sim.loss import sample_losses
 from theory import SingleLocation
 
 CHUNK_BYTES = 4 * 2**20  # tokens held at once; arrays beyond the cache are drawn 4× slower
@@ -31,12 +31,10 @@ class Plan(eqx.Module):
     group: int = eqx.field(static=True)  # replicas advanced side by side
     evaluation: int = eqx.field(static=True)
     evaluation_chunk: int = eqx.field(static=True)
-    loss: LossForm = eqx.field(static=True)
+    loss: str = eqx.field(static=True)
 
     @classmethod
-    def make(
-        cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, evaluation: int, loss: LossForm
-    ) -> "Plan":
+    def make(cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, evaluation: int, loss: str) -> "Plan":
         """Chunks of samples, and groups of replicas, that fit in `CHUNK_BYTES`.
 
         The chunk does not look at the number of replicas, so that a replica draws the same samples in any company.
@@ -58,10 +56,10 @@ class Setting(eqx.Module):
 
 def trained_leaves(layer: MultiHeadAttention, rates: dict[str, Any]) -> PyTree:
     """Marks the leaves of the layer that bear a name in `rates`."""
-    return jax.tree.map_with_path(lambda path, _: path[-1].name in rates, layer)
+    return jax.tree.map(lambda name: name in rates, _names(layer))
 
 
-def loss_gradient(params: MultiHeadAttention, rest: MultiHeadAttention, tokens: Tokens, loss: LossForm) -> PyTree:
+def loss_gradient(params: MultiHeadAttention, rest: MultiHeadAttention, tokens: Tokens, loss: str) -> PyTree:
     """∇ of the summed loss of the layer on `tokens`, in its trained leaves."""
     return jax.grad(lambda p: jnp.sum(sample_losses(eqx.combine(p, rest), tokens, loss)))(params)
 
@@ -120,12 +118,17 @@ def _step(
 
     total = _over_chunks(gradient, key, plan.batch, plan.chunk)
     mean = jax.tree.map(lambda leaf: leaf / plan.batch, total)
-    names = jax.tree.map_with_path(lambda path, _: path[-1].name, params)
     rates = {name: rate.astype(params.keys.dtype) for name, rate in setting.rates.items()}
-    optimizer = optax.partition({name: optax.sgd(rate) for name, rate in rates.items()}, names)
+    optimizer = optax.partition({name: optax.sgd(rate) for name, rate in rates.items()}, _names)
     tree: Any = params  # optax's own type of a tree does not cover modules
     updates, _ = optimizer.update(mean, optimizer.init(tree), tree)  # plain SGD keeps no state
-    return optax.apply_updates(tree, updates)
+    tree = optax.apply_updates(tree, updates)
+    return tree
+
+
+def _names(layer: PyTree) -> PyTree:
+    """The layer with each leaf replaced by the name of its field."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].name, layer)
 
 
 def _draw(setting: Setting, layer: MultiHeadAttention, key: Key[Array, ""], count: int) -> Tokens:

@@ -23,7 +23,7 @@ class MultiHeadAttention(eqx.Module):
         keys: (..., H, D), float32 or float64, which is also the type of the tokens it is trained on. A leading
             axis holds independent replicas.
         features: number F of spikes.
-        activation: attention activation, softmax unless given.
+        activation: an `Activation`, softmax unless given.
 
     Raises:
         ValueError: naming the argument that is wrong, what was expected and what came.
@@ -39,7 +39,7 @@ class MultiHeadAttention(eqx.Module):
     activation: Activation
     features: int = eqx.field(static=True)
 
-    def __init__(self, keys: Any, *, features: int, activation: Activation | None = None):
+    def __init__(self, keys: Any, *, features: Any, activation: Any = None):
         self.features = whole("features", features, 1)
         self.activation = Softmax() if activation is None else activation
         if not isinstance(self.activation, Activation):
@@ -67,7 +67,7 @@ class MultiHeadAttention(eqx.Module):
         features: int,
         dim: int,
         variance: Any = 1.0,
-        activation: Activation | None = None,
+        activation: Any = None,
         replicas: int | None = None,
         dtype: Any = jnp.float32,
     ) -> "MultiHeadAttention":

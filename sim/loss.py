@@ -1,7 +1,5 @@
 """The two forms of the loss per sample (MODEL.md §2)."""
 
-from typing import Literal, get_args
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -9,16 +7,16 @@ from sim.data import Tokens
 from sim.layer import MultiHeadAttention, combine
 from theory._checks import invalid
 
-LossForm = Literal["finite", "limit"]
+LOSSES = ("finite", "limit")
 
 
 def check_loss(loss: str) -> None:
     """Refuses a name that is not a form of the loss."""
-    if loss not in get_args(LossForm):
-        raise invalid("loss", " or ".join(map(repr, get_args(LossForm))), repr(loss))
+    if loss not in LOSSES:
+        raise invalid("loss", " or ".join(map(repr, LOSSES)), repr(loss))
 
 
-def sample_losses(layer: MultiHeadAttention, tokens: Tokens, loss: LossForm = "finite") -> Float[Array, "*batch"]:
+def sample_losses(layer: MultiHeadAttention, tokens: Tokens, loss: str = "finite") -> Float[Array, "*batch"]:
     """Loss of each sample: "finite" is ‖f(X) − X_ε‖²/D, "limit" its D → ∞ form Σ_ℓ (a_ℓ − δ_ℓε)².
 
     The two differ by O(D^-1/2) sample by sample and by O(1/D) in expectation.

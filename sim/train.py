@@ -6,13 +6,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 import theory
 from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
-from sim.loss import LossForm, check_loss
+from sim.loss import check_loss
 from theory import Activation, OrderParameters, RunFailed, SingleLocation, Trajectory
 from theory._checks import invalid, non_negative, positive, whole
 
@@ -26,9 +26,9 @@ def train(
     learning_rate: Any,
     time: Any,
     batch: int,
-    key: Key[Array, ""],
+    key: Any,
     record: Any = None,
-    loss: LossForm = "finite",
+    loss: str = "finite",
     bias_rate: Any = 1.0,
     scale_rate: Any = 1.0,
     evaluation: int = 1000,
@@ -85,7 +85,6 @@ def train(
     batch, evaluation = whole("batch", batch, 1), whole("evaluation", evaluation, 2)
     check_loss(loss)
     _check_key(key)
-    _check_flags(progress=progress, throw=throw)
     replicas, dim = layer.replicas or 1, layer.dim
     grid = RecordGrid.make(record, float(time), float(learning_rate), dim)
     if block is None:
@@ -147,7 +146,7 @@ def train(
     return trajectory
 
 
-def _check_model(task: SingleLocation, layer: MultiHeadAttention) -> None:
+def _check_model(task: Any, layer: Any) -> None:
     if not isinstance(task, SingleLocation):
         raise invalid("task", "a SingleLocation", repr(task))
     if not isinstance(layer, MultiHeadAttention):
@@ -165,12 +164,6 @@ def _check_key(key: Any) -> None:
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape != ():
         raise invalid("key", "one typed key, as from jax.random.key", repr(key))
-
-
-def _check_flags(**flags: Any) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise invalid(name, "True or False", repr(value))
 
 
 def _unchecked_order(m: Array, r: Array) -> OrderParameters:
