@@ -1,8 +1,8 @@
 """Results on disk: one zarr store per result, labelled, complete or absent, and checked when read.
 
 A store is an `xarray.DataTree` whose groups (theory, simulation, agreement, …) are Datasets. Its root carries what
-made it: the configuration with exact numbers, package versions, the commit of this code, the date, the status, and
-the shape, type and SHA-256 of every array, so that a damaged store is noticed instead of being read as NaN.
+made it: the configuration with exact numbers, package versions, JAX's flags, the commit of this code, the date, the
+status, and the shape, type and SHA-256 of every array, so that a damaged store is noticed instead of read as NaN.
 """
 
 import datetime
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 import xarray as xr
 
 SCHEMA = "headsplit-store-1"
+FLAGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")  # what random numbers depend on
 PACKAGES = ("headsplit", "jax", "equinox", "diffrax", "optax", "numpy", "xarray", "zarr")
 
 
@@ -31,7 +33,7 @@ class Store(eqx.Module):
         path: where it lies.
         datasets: the Datasets by group name.
         configuration: what made the result, as given to `save`.
-        metadata: schema, status, created, commit, versions.
+        metadata: schema, status, created, commit, versions of packages, flags of JAX.
     """
 
     path: Path = eqx.field(static=True)
@@ -88,6 +90,7 @@ def save(
             "status": status,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": _commit(),
+            "flags": json.dumps({name: getattr(jax.config, name) for name in FLAGS}),
             "versions": json.dumps({name: _version(name) for name in PACKAGES}),
             "configuration": _json("configuration", dict(configuration)),
             "contents": json.dumps({group[1:]: _contents(data) for group, data in groups.items()}),
@@ -143,7 +146,7 @@ def load(path: str | Path) -> Store:
                 state = "differs from what was written (damaged or cut off)" if name in found else "is missing"
                 raise ValueError(f"{path}: {group}/{name} {state}")
     metadata = {name: attrs[name] for name in ("schema", "status", "created", "commit")}
-    metadata["versions"] = json.loads(attrs["versions"])
+    metadata.update({name: json.loads(attrs[name]) for name in ("flags", "versions")})
     return Store(path, datasets, json.loads(attrs["configuration"]), metadata)
 
 

@@ -51,6 +51,7 @@ def test_round_trip(tmp_path):
     assert json.loads(store["theory"].attrs["table"]) == {"a": 1}
     assert store.metadata["status"] == "complete"
     assert store.metadata["versions"]["jax"]
+    assert store.metadata["flags"]["jax_enable_x64"] is True
     assert "complete" in str(store)
     with pytest.raises(KeyError, match="it holds theory, simulation, agreement"):
         store["sweep"]
