@@ -66,9 +66,14 @@ def loss_gradient(params: MultiHeadAttention, rest: MultiHeadAttention, tokens: 
 
 @eqx.filter_jit(donate="all-except-first")
 def advance(
-    setting: Setting, params: MultiHeadAttention, start: Int[Array, ""], count: Int[Array, ""]
+    block: tuple[Setting, Int[Array, ""], Int[Array, ""]], params: MultiHeadAttention
 ) -> tuple[MultiHeadAttention, Bool[Array, " R"]]:
-    """Steps start, …, start + count − 1 of every replica, and whether each is still in the range of float32."""
+    """A block (setting, first step, number of steps) of SGD; takes over the buffers of `params`.
+
+    Returns:
+        The trained leaves of every replica after it, and whether their |k_h|² are in the range of float32.
+    """
+    setting, start, count = block
 
     def run(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> tuple[MultiHeadAttention, Bool[Array, ""]]:
         params, key = replica

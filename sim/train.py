@@ -102,7 +102,7 @@ def train(
     log = drive(
         grid,
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
-        advance=lambda state, step, count: advance(setting, state, jnp.asarray(step), jnp.asarray(count)),
+        advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
         measure=lambda state, step: measure(setting, state, jnp.asarray(step)),
         shapes={"m": (layer.heads, layer.features), "r": (layer.heads, layer.heads), "loss": (), "loss_error": ()},
         replicas=replicas,
