@@ -17,6 +17,9 @@ from theory.prior import discrete as discrete  # noqa: E402
 from theory.prior import gaussian as gaussian  # noqa: E402
 from theory.prior import one_hot as one_hot  # noqa: E402
 from theory.prior import sign_flips as sign_flips  # noqa: E402
+from theory.risk import MonteCarlo as MonteCarlo  # noqa: E402
+from theory.risk import Quadrature as Quadrature  # noqa: E402
+from theory.risk import population_risk as population_risk  # noqa: E402
 from theory.task import SingleLocation as SingleLocation  # noqa: E402
 from theory.trajectory import Result as Result  # noqa: E402
 from theory.trajectory import RunFailed as RunFailed  # noqa: E402

@@ -1,6 +1,6 @@
 """Attention activations: scores of all heads and tokens to attention weights."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -11,9 +11,14 @@ from theory._checks import invalid, positive
 
 
 class Activation(eqx.Module):
-    """σ_hℓ from the scores χ_hℓ; a call takes (..., H, L) and returns the same shape."""
+    """σ_hℓ from the scores χ_hℓ; a call takes (..., H, L) and returns the same shape.
+
+    `pairwise` says whether the exact engine applies: heads normalized each on its own, so that the risk is a sum over
+    pairs of heads.
+    """
 
     name: eqx.AbstractVar[str]
+    pairwise: ClassVar[bool] = False
 
     def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
         raise NotImplementedError
@@ -30,6 +35,7 @@ class Softmax(Activation):
     """
 
     temperature: Float[Array, "..."]
+    pairwise: ClassVar[bool] = True
 
     def __init__(self, temperature: Any = 1.0):
         self.temperature = positive("temperature", temperature, (0, 1))

@@ -57,9 +57,7 @@ class OrderParameters(eqx.Module):
         variance = positive("variance", variance, 0)
         if replicas is not None:
             keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(whole("replicas", replicas, 1)))
-            draws = [
-                cls.initial(k, heads=heads, features=features, dim=dim, variance=variance) for k in keys
-            ]
+            draws = [cls.initial(k, heads=heads, features=features, dim=dim, variance=variance) for k in keys]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
         if dim is None:
             return cls(jnp.zeros((heads, features)), variance * jnp.eye(heads))

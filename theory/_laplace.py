@@ -1,0 +1,219 @@
+"""Exact Gaussian averages of softmax weights, without sampling and at a cost independent of L.
+
+With 1/x = ∫ e^{u − x e^u} du the normalizer's sum over tokens becomes a product over tokens, hence a power. With
+g(v) = exp(−e^v), G(v) = e^v g(v) and scores χ of one token,
+
+    E σ_ε        = ∫ du  E[G(u+χ_ε)] φ(u)^{L−1},                                   φ(u) = E g(u+χ),
+    E Σ_ℓ σ_ℓ²   = ∫ du { E[G₂(u+χ_ε)] φ^{L−1} + (L−1) E[G₂(u+χ)] φ_ε φ^{L−2} },   G₂(v) = e^{2v} g(v),
+    E Σ_ℓ σ_ℓσ'_ℓ = ∬ du du' { E[G G']_ε φ^{L−1} + (L−1) E[G G'] φ_ε φ^{L−2} },    φ(u,u') = E g(u+χ) g(u'+χ').
+
+The Gaussian averages are taken in Fourier space, where G is a Gamma function, ∫ G(v) e^{−ikv} dv = Γ(1−ik), and the
+Gaussian is its characteristic function exp(ikM − ½kᵀqk): an entire function of means and covariances. So identical
+heads, zero heads and singular overlaps are ordinary points, and automatic differentiation is right there to any order.
+Frequencies sit on half-integers, k = (j+½)Δk, which makes every sum 2π/Δk-antiperiodic in u and removes the pole of
+g − ½, whose transform is iΓ(1−ik)/k.
+
+Windows follow the state: tails below ε by the bounds 1−g(v) ≤ e^{av} (0≤a≤1) and g(v) ≤ 1[v < log log 1/ε] + ε.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from theory.scores import Scores
+
+
+class Moments(NamedTuple):
+    """Averages that make up the risk, per head."""
+
+    hit: Float[Array, " H"]  # E σ_hε
+    overlap: Float[Array, "H H"]  # E Σ_ℓ σ_hℓ σ_h'ℓ
+    total: Float[Array, " H"]  # E Σ_ℓ σ_hℓ computed as the rest is: 1 up to the error
+
+
+class Grid(NamedTuple):
+    """Nodes and accuracy of the integrals: tail mass ε, nodes in u, frequencies k > 0."""
+
+    tail: float
+    nodes: int
+    frequencies: int
+
+
+class _Window(NamedTuple):
+    """Where each head's integrands live (all (H,))."""
+
+    left: Array  # first u
+    bend: Array  # where the exponential left tail begins
+    right: Array  # last u
+    extent_left: Array  # support of the tables E G(x + √q z), left and right of 0
+    extent_right: Array
+
+
+def _left_extent(q: Array, log_tail: Array) -> Array:
+    """x with E[1 − g(−x + √q z)] ≤ e^{−log_tail}: the best exponential bound."""
+    return jnp.where(q <= 2 * log_tail, log_tail + q / 2, jnp.sqrt(2 * q * log_tail))
+
+
+def _window(scores: Scores, tail: float) -> _Window:
+    scores = jax.lax.stop_gradient(scores)
+    others = jnp.asarray(scores.length, jnp.float64) - 1
+    noise = jnp.maximum(jnp.diagonal(scores.noise), 0)
+    signal = jnp.maximum(jnp.diagonal(scores.signal, axis1=-2, axis2=-1), 0)
+    log_tail = jnp.log(1 / tail)
+    log_rare = log_tail + jnp.log(others)  # the L−1 other tokens add up
+    left = -jnp.maximum((scores.mean + _left_extent(signal, log_tail)).max(0), _left_extent(noise, log_rare))
+    edge = jnp.log(log_tail)
+    right_signal = (edge - scores.mean + jnp.sqrt(2 * log_tail * signal)).max(0)
+    right_noise = edge + jnp.sqrt(2 * log_tail * noise / others)
+    # many tokens: (1 − ½(1−g(u)))^{L−1} ≤ ε, because half of the scores are positive
+    share = 2 * log_tail / others
+    right_many = jnp.where(share < 0.9, jnp.log(-jnp.log1p(-jnp.minimum(share, 0.9))), jnp.inf)
+    right = jnp.minimum(jnp.minimum(right_signal, right_noise), right_many)
+    bend = jnp.minimum(-jnp.maximum((scores.mean + signal).max(0), noise), right - 3.5)
+    widest = jnp.maximum(signal.max(0), noise)
+    extent_left = jnp.maximum(_left_extent(signal, log_tail).max(0), _left_extent(noise, log_rare))
+    # G₂ = e^{2v} g is larger than g by a few powers of log 1/ε, and the other tokens multiply it by L−1
+    extent_right = jnp.log(log_rare + 6) + jnp.sqrt(2 * log_rare * widest)
+    return _Window(left, jnp.maximum(bend, left), right, extent_left, extent_right)
+
+
+def _inverse_bend(distance: Array) -> Array:
+    """t with t − e^{−t} = −distance, by Newton on the convex s + e^s = distance, s = −t."""
+    s = jnp.where(distance > 1, jnp.log(jnp.maximum(distance, 1.0)), jnp.minimum(distance, 0.5) - 0.5)
+    for _ in range(8):
+        s = s - (s + jnp.exp(s) - distance) / (1 + jnp.exp(s))
+    return -s
+
+
+def _bandwidth(scores: Scores, log_tail: Array) -> Array:
+    """Largest frequency that matters: |Γ(1−ik)| ~ e^{−πk/2}, damped by the variance a head keeps given another."""
+    scores = jax.lax.stop_gradient(scores)
+    log_rare = log_tail + jnp.log(jnp.asarray(scores.length, jnp.float64) - 1)
+    covariance = jnp.concatenate([scores.noise[None], scores.signal])
+    q = jnp.diagonal(covariance, axis1=-2, axis2=-1)
+    heads = q.shape[-1]
+    given = q[:, :, None] - covariance**2 / jnp.maximum(q, 1e-300)[:, None, :]
+    given = jnp.where(jnp.eye(heads, dtype=bool), q[:, :, None], given)
+    least = jnp.maximum(given.min(), 0)
+    return 2 * log_rare / (jnp.sqrt(jnp.pi**2 / 4 + 2 * least * log_rare) + jnp.pi / 2)  # root of πk/2 + qk²/2
+
+
+@eqx.filter_jit
+def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
+    """Nodes in u and frequencies that hold the error near `tail`."""
+    window = _window(scores, tail)
+    log_tail = jnp.log(1 / tail)
+    bandwidth = _bandwidth(scores, log_tail)
+    span = _inverse_bend(window.bend - window.right) - _inverse_bend(window.bend - window.left)
+    # the trapezoid rule errs by the integrand's transform at 2π/Δt; the bent left tail e^u, where it begins
+    # already small, has features of size one
+    density = jnp.maximum(bandwidth, (window.bend - window.left).max() / 2) / (2 * jnp.pi)
+    period = window.extent_left + window.extent_right
+    return span.max() * density * 1.2, period.max() * bandwidth / (2 * jnp.pi)
+
+
+def suitable_grid(scores: Scores, tail: float) -> Grid:
+    """Nodes that the state needs, rounded up so that nearby states share compiled code."""
+    nodes, frequencies = needed(scores, jnp.asarray(tail))
+    return Grid(tail, _round_up(float(nodes) + 6), _round_up(float(frequencies) + 4))
+
+
+def _round_up(count: float) -> int:
+    """To a multiple of 8 up to 64, then in steps of about 15 %."""
+    step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))
+    return int(np.ceil(count / step) * step)
+
+
+def _gamma_phase(k: Array) -> Array:
+    """arg Γ(1+ik), k > 0, by Stirling's series after shifting by 9."""
+    shift = 9
+    z = (1.0 + shift) + 1j * k
+    series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5) - 1 / (1680 * z**7) + 1 / (1188 * z**9)
+    phase = jnp.imag((z - 0.5) * jnp.log(z) - z + series)
+    return phase - sum(jnp.arctan2(k, jnp.asarray(float(j))) for j in range(1, shift + 1))
+
+
+def _power(phi: Array, exponent: Array) -> Array:
+    """φ^exponent for a probability-like φ known up to rounding."""
+    return jnp.exp(exponent * jnp.log(jnp.clip(phi, 1e-300, 1.0)))
+
+
+def softmax_moments(scores: Scores, grid: Grid) -> Moments:
+    """E σ_ε and E Σ_ℓ σ_hℓ σ_h'ℓ of softmax heads; differentiable in everything but the length."""
+    window = _window(scores, grid.tail)
+    heads = scores.noise.shape[-1]
+    others = jnp.asarray(scores.length, jnp.float64) - 1
+
+    # nodes in u: uniform in t with u = bend + t − e^{−t}, so that the left tail e^u decays doubly exponentially
+    first, last = _inverse_bend(window.bend - window.left), _inverse_bend(window.bend - window.right)
+    t = first[:, None] + (last - first)[:, None] * jnp.linspace(0, 1, grid.nodes)[None]
+    u = window.bend[:, None] + t - jnp.exp(-t)
+    du = ((last - first) / (grid.nodes - 1))[:, None] * (1 + jnp.exp(-t))
+
+    # frequencies, and Γ(1−ik)Δk/2π in polar form: |Γ(1−ik)|² = πk/sinh πk
+    spacing = 2 * jnp.pi / (window.extent_left + window.extent_right)
+    k = (jnp.arange(grid.frequencies) + 0.5)[None] * spacing[:, None]
+    magnitude = jnp.sqrt(2 * jnp.pi * k) * jnp.exp(-jnp.pi * k / 2) / jnp.sqrt(-jnp.expm1(-2 * jnp.pi * k))
+    amplitude = magnitude * spacing[:, None] / (2 * jnp.pi)
+
+    # axes: component (0 is a token ℓ≠ε, 1 + c the token ε), head, u, k
+    covariance = jnp.concatenate([scores.noise[None], scores.signal])
+    q = jnp.diagonal(covariance, axis1=-2, axis2=-1)
+    mean = jnp.concatenate([jnp.zeros((1, heads)), scores.mean])
+    low, high = -window.extent_left[None, :, None], window.extent_right[None, :, None]
+    x = jnp.clip(u[None] + mean[:, :, None], low, high)  # beyond, the tables are constant to within the tail
+    angle = k[None, :, None, :] * x[..., None] - _gamma_phase(k)[None, :, None, :]
+    cosine = amplitude[None, :, None, :] * jnp.cos(angle)
+    sine = amplitude[None, :, None, :] * jnp.sin(angle)
+    wave = k[None, :, None, :]
+
+    damping = 2 * jnp.exp(-0.5 * q[:, :, None] * k[None] ** 2)
+
+    def average(table: Array) -> Array:
+        return jnp.einsum("chuk,chk->chu", table, damping)
+
+    big_g, big_g2, small_g = average(cosine), average(cosine + wave * sine), 0.5 - average(sine / wave)
+
+    def combine(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> Array:
+        """Σ_c w_c signal_c φ^{L−1} and (L−1) noise Σ_c w_c φ_c φ^{L−2}, before the integral over u."""
+        near = jnp.tensordot(scores.weights, signal, 1) * _power(phi, others)
+        return near, others * noise * jnp.tensordot(scores.weights, signal_phi, 1) * _power(phi, others - 1)
+
+    near, far = combine(big_g[1:], big_g[0], small_g[1:], small_g[0])
+    hit = jnp.sum(du * near, -1)
+    total = hit + jnp.sum(du * far, -1)
+    square = jnp.sum(du * sum(combine(big_g2[1:], big_g2[0], small_g[1:], small_g[0])), -1)
+    if heads == 1:
+        return Moments(hit, square[:, None], total)
+
+    def pair(i: Array, j: Array) -> Array:
+        """E Σ_ℓ σ_iℓ σ_jℓ of one pair of heads."""
+        squares = 0.5 * (
+            q[:, i, None, None] * k[i][None, :, None] ** 2 + q[:, j, None, None] * k[j][None, None, :] ** 2
+        )
+        cross = covariance[:, i, j, None, None] * (k[i][:, None] * k[j][None, :])[None]
+        same, opposite = jnp.exp(-squares - cross), jnp.exp(-squares + cross)
+        even, odd = 2 * (opposite + same), 2 * (opposite - same)
+
+        def table(a: Array, b: Array) -> Array:
+            """E of the product of the functions whose transforms are a + ib, on u × u'."""
+            return (a[:, i] @ even) @ jnp.swapaxes(a[:, j], -1, -2) + (b[:, i] @ odd) @ jnp.swapaxes(b[:, j], -1, -2)
+
+        both = table(cosine, sine)
+        phi = table(-sine / wave, cosine / wave)
+        phi = phi + 0.5 * (small_g[:, i, :, None] + small_g[:, j, None, :]) - 0.25
+        return jnp.sum(du[i][:, None] * du[j][None, :] * sum(combine(both[1:], both[0], phi[1:], phi[0])))
+
+    i, j = np.triu_indices(heads, 1)
+    entries = covariance.shape[0] * (grid.nodes + grid.frequencies) ** 2
+    together = max(1, min(i.size, int(4e6 / entries)))  # pairs at once: about 300 MB with the backward pass
+    if together == i.size:
+        off = jax.vmap(pair)(jnp.asarray(i), jnp.asarray(j))
+    else:
+        off = jax.lax.map(lambda ij: jax.checkpoint(pair)(*ij), (jnp.asarray(i), jnp.asarray(j)), batch_size=together)
+    overlap = jnp.diag(square).at[i, j].set(off).at[j, i].set(off)
+    return Moments(hit, overlap, total)

@@ -1,0 +1,197 @@
+"""The population risk E(m, r) as D → ∞, and the methods that evaluate it."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from theory import _laplace, _montecarlo
+from theory._checks import invalid, is_concrete, whole
+from theory.activation import Activation
+from theory.order import OrderParameters
+from theory.scores import Scores, score_law
+from theory.task import SingleLocation
+
+# Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
+_TRACED_NODES, _TRACED_FREQUENCIES = 64, 80
+_MOST_NODES = 2048
+
+
+class Quadrature(eqx.Module):
+    """The exact engine: one- and two-head integrals, cost independent of L, no noise.
+
+    Windows always follow the state. So do node counts, when the state is known numbers; inside `jit`, `grad` or
+    `vmap`, where it is not, they are fixed, and a state that needs far more is a run-time error. `fitted` fixes
+    the counts a given state needs.
+
+    Args:
+        tolerance: absolute error aimed at, 1e-13 … 1e-2.
+        nodes: nodes in the integration variable (default: as the state needs).
+        frequencies: Fourier nodes (default: as the state needs).
+    """
+
+    tolerance: float = eqx.field(static=True, default=1e-8)
+    nodes: int | None = eqx.field(static=True, default=None)
+    frequencies: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        if not 1e-13 <= self.tolerance <= 1e-2:
+            raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 1e-2", self.tolerance)
+        if (self.nodes is None) != (self.frequencies is None):
+            raise invalid("nodes, frequencies", "both or neither", f"{self.nodes}, {self.frequencies}")
+        if self.nodes is not None and self.frequencies is not None:
+            whole("nodes", self.nodes, 4)
+            whole("frequencies", self.frequencies, 4)
+
+    def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
+        """This method with the node counts that the given state (or the hardest of several) needs."""
+        flat = jax.tree.map(lambda x, n=order: x.reshape(-1, *x.shape[n.m.ndim - 2 :]), order)
+        grids = [self._grid(_scaled(activation, score_law(task, flat[i]))) for i in range(flat.m.shape[0])]
+        nodes, frequencies = max(g.nodes for g in grids), max(g.frequencies for g in grids)
+        return Quadrature(self.tolerance, nodes, frequencies)
+
+    def _grid(self, scores: Scores) -> _laplace.Grid:
+        tail = self.tolerance / 10  # truncation errors are a few tails
+        if self.nodes is not None and self.frequencies is not None:
+            return _laplace.Grid(tail, self.nodes, self.frequencies)
+        if not is_concrete(scores):
+            return _laplace.Grid(tail, _TRACED_NODES, _TRACED_FREQUENCIES)
+        grid = _laplace.suitable_grid(scores, tail)
+        if max(grid.nodes, grid.frequencies) > _MOST_NODES:
+            raise invalid(
+                "tolerance",
+                f"one that this state reaches with at most {_MOST_NODES} nodes (loosen it, or use MonteCarlo)",
+                f"{self.tolerance}, which needs {max(grid.nodes, grid.frequencies)}",
+            )
+        return grid
+
+
+class MonteCarlo(eqx.Module):
+    """Independent samples with a fixed seed: any activation, error ∝ samples^{-1/2}, cost ∝ L.
+
+    Derivatives are exact derivatives of the expectation (Price's theorem), estimated on the same draws; they need a
+    twice differentiable activation.
+
+    Args:
+        samples: number of samples (of ε, θ and all tokens).
+        seed: seed of the draws.
+    """
+
+    samples: int = eqx.field(static=True, default=100_000)
+    seed: int = eqx.field(static=True, default=0)
+
+    def __check_init__(self) -> None:
+        whole("samples", self.samples, 2)
+        whole("seed", self.seed, 0)
+
+
+Method = Quadrature | MonteCarlo
+
+
+def population_risk(
+    task: SingleLocation,
+    activation: Activation,
+    order: OrderParameters,
+    method: Method | None = None,
+    with_error: bool = False,
+) -> Any:
+    """E Σ_ℓ (δ_ℓε − a_ℓ)², a = (1/H) Σ_h σ_h: the loss per dimension of the layer as D → ∞ (MODEL §2, §3, §7).
+
+    Differentiable to any order in everything but L, at degenerate states (identical heads, zero heads, r = m mᵀ) too.
+    r is read as ½(r + rᵀ), so the gradient in r is symmetric: ∂E/∂r_hh' of the independent entries.
+    1 for an output of zero, 1 − 1/L for uniform attention.
+
+    Args:
+        task: the task.
+        activation: the attention activation.
+        order: one state (no leading axes; `jax.vmap` over more).
+        method: `Quadrature` (default where the activation allows it) or `MonteCarlo`.
+        with_error: also return an error estimate: for `Quadrature` the change under 1.5 times the nodes and a window
+            with 100 times less outside, plus how far the weights' sum misses one; for `MonteCarlo` the standard error.
+
+    Returns:
+        The risk, or (risk, error).
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=10, snr=1.0, prior=th.sign_flips([2, 0, 0], [0, 2.5, 1.5]))
+        >>> m = [[2, 0, 0]] * 4
+        >>> order = th.OrderParameters(m, [[4.0] * 4] * 4)
+        >>> print(f"{th.population_risk(task, th.Softmax(), order):.8f}")
+        0.44687973
+    """
+    if order.m.ndim != 2:
+        raise invalid("order", "one state: m of shape (H, F); use jax.vmap over more", f"m of shape {order.m.shape}")
+    if order.features != task.features:
+        raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
+    if method is None:
+        method = Quadrature()
+    if isinstance(method, MonteCarlo):
+        value, error = _sampled(task, activation, order, method)
+    elif isinstance(method, Quadrature):
+        value, error = _integrated(task, activation, order, method, with_error)
+    else:
+        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
+    return (value, error) if with_error else value
+
+
+def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: Any = 0) -> Float[Array, ""]:
+    """Σ_ℓ (δ_ℓε − a_ℓ)² of one sample, ε = position."""
+    attention = jnp.mean(activation(scores), axis=0)
+    return jnp.sum((jax.nn.one_hot(position, scores.shape[-1], dtype=scores.dtype) - attention) ** 2)
+
+
+def _scaled(activation: Activation, scores: Scores) -> Scores:
+    """Scores divided by the heads' temperatures."""
+    inverse = 1 / jnp.broadcast_to(activation.temperature, scores.mean.shape[-1:])  # pyright: ignore
+    matrix = inverse[:, None] * inverse[None, :]
+    return scores._replace(
+        mean=scores.mean * inverse[None], signal=scores.signal * matrix[None], noise=scores.noise * matrix
+    )
+
+
+@eqx.filter_jit
+def _assembled(scores: Scores, grid: _laplace.Grid) -> tuple[Array, Array]:
+    """E = 1 − (2/H) Σ_h E σ_hε + (1/H²) Σ_hh' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of Σ_ℓ σ_hℓ = 1."""
+    moments = _laplace.softmax_moments(scores, grid)
+    heads = moments.hit.shape[0]
+    risk = 1 - 2 / heads * jnp.sum(moments.hit) + jnp.sum(moments.overlap) / heads**2
+    return risk, jnp.max(jnp.abs(moments.total - 1))
+
+
+def _integrated(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Quadrature, with_error: bool
+) -> tuple[Array, Array | None]:
+    if not activation.pairwise:
+        raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
+    scores = _scaled(activation, score_law(task, order))
+    grid = method._grid(scores)
+    value, _ = _assembled(scores, grid)
+    if not is_concrete(scores):
+        nodes, frequencies = _laplace.needed(scores, jnp.asarray(1e-3))
+        value = eqx.error_if(
+            value,
+            (nodes > grid.nodes) | (frequencies > grid.frequencies),
+            "method: this state's scores spread too widely for the fixed node counts used under jit, grad or vmap; "
+            "pass method=Quadrature(...).fitted(task, activation, order) or larger nodes=, frequencies=",
+        )
+    if not with_error:
+        return value, None
+    finer = _laplace.Grid(grid.tail / 100, -(-3 * grid.nodes // 2), -(-3 * grid.frequencies // 2))
+    refined, missing = _assembled(scores, finer)
+    return value, jnp.abs(value - refined) + 2 * missing
+
+
+def _sampled(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: MonteCarlo
+) -> tuple[Array, Array]:
+    arrays, static = eqx.partition(activation, eqx.is_inexact_array)
+
+    def integrand(arrays: Any, chi: Array, signs: tuple[Array, ...]) -> Array:
+        del signs
+        return loss_limit(eqx.combine(arrays, static), chi)
+
+    key_data = jax.random.key_data(jax.random.key(method.seed))
+    return _montecarlo.average(integrand, arrays, score_law(task, order), samples=method.samples, key_data=key_data)
