@@ -95,7 +95,7 @@ def measure(setting: Setting, params: MultiHeadAttention, step: Int[Array, ""]) 
         layer = eqx.combine(params, setting.rest)
 
         def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
-            losses = sample_losses(layer, _draw(setting, layer, key, size), plan.loss).astype(jnp.float64)
+            losses = sample_losses(layer, _draw(setting, layer, key, size, step >= 0), plan.loss).astype(jnp.float64)
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
@@ -111,15 +111,11 @@ def measure(setting: Setting, params: MultiHeadAttention, step: Int[Array, ""]) 
 def _step(
     setting: Setting, params: MultiHeadAttention, key: Key[Array, ""], always: Bool[Array, ""]
 ) -> MultiHeadAttention:
-    """One SGD step; `always` is true, which the compiler must not know (see below)."""
+    """One SGD step; for `always` see `_draw`."""
     plan = setting.plan
 
     def gradient(key: Key[Array, ""], size: int) -> PyTree:
-        draw = lambda key: _draw(setting, params, key, size)  # noqa: E731
-        blank = lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))  # noqa: E731
-        # the branch keeps XLA from fusing the end of the draw into each of its uses and so repeating it
-        tokens = jax.lax.cond(always, draw, blank, key)
-        return loss_gradient(params, setting.rest, tokens, plan.loss)
+        return loss_gradient(params, setting.rest, _draw(setting, params, key, size, always), plan.loss)
 
     total = _over_chunks(gradient, key, plan.batch, plan.chunk)
     mean = jax.tree.map(lambda leaf: leaf / plan.batch, total)
@@ -136,8 +132,16 @@ def _names(layer: PyTree) -> PyTree:
     return jax.tree.map_with_path(lambda path, _: path[-1].name, layer)
 
 
-def _draw(setting: Setting, layer: MultiHeadAttention, key: Key[Array, ""], count: int) -> Tokens:
-    return draw_tokens(setting.task, key, count, dim=layer.dim, dtype=layer.keys.dtype)
+def _draw(
+    setting: Setting, layer: MultiHeadAttention, key: Key[Array, ""], count: int, always: Bool[Array, ""]
+) -> Tokens:
+    """Tokens for the layer; `always` is true, which the compiler must not know.
+
+    The branch keeps XLA from fusing the end of the draw into each of its uses, and so repeating it.
+    """
+    draw = lambda key: draw_tokens(setting.task, key, count, dim=layer.dim, dtype=layer.keys.dtype)  # noqa: E731
+    blank = lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))  # noqa: E731
+    return jax.lax.cond(always, draw, blank, key)
 
 
 def _over_chunks(function: Callable[[Key[Array, ""], int], PyTree], key: Key[Array, ""], count: int, chunk: int):
