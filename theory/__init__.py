@@ -10,6 +10,7 @@ jax.config.update("jax_enable_x64", True)
 
 from theory.activation import Activation as Activation  # noqa: E402
 from theory.activation import Softmax as Softmax  # noqa: E402
+from theory.flow import gradient_flow as gradient_flow  # noqa: E402
 from theory.order import OrderParameters as OrderParameters  # noqa: E402
 from theory.prior import GaussianMixture as GaussianMixture  # noqa: E402
 from theory.prior import Prior as Prior  # noqa: E402

@@ -5,12 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 def is_concrete(*values: Any) -> bool:
     """Whether the values are known numbers (not traced), so that they can be checked now."""
     leaves = jax.tree.leaves(values)
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    return not any(isinstance(leaf, Tracer) for leaf in leaves)
 
 
 def invalid(name: str, expected: str, got: Any) -> ValueError:

@@ -58,7 +58,7 @@ def _left_extent(q: Array, log_tail: Array) -> Array:
     return jnp.where(q <= 2 * log_tail, log_tail + q / 2, jnp.sqrt(2 * q * log_tail))
 
 
-def _window(scores: Scores, tail: float) -> _Window:
+def _window(scores: Scores, tail: float | Array) -> _Window:
     scores = jax.lax.stop_gradient(scores)
     others = jnp.asarray(scores.length, jnp.float64) - 1
     noise = jnp.maximum(jnp.diagonal(scores.noise), 0)
@@ -178,7 +178,7 @@ def softmax_moments(scores: Scores, grid: Grid) -> Moments:
 
     big_g, big_g2, small_g = average(cosine), average(cosine + wave * sine), 0.5 - average(sine / wave)
 
-    def combine(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> Array:
+    def combine(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> tuple[Array, Array]:
         """Σ_c w_c signal_c φ^{L−1} and (L−1) noise Σ_c w_c φ_c φ^{L−2}, before the integral over u."""
         near = jnp.tensordot(scores.weights, signal, 1) * _power(phi, others)
         return near, others * noise * jnp.tensordot(scores.weights, signal_phi, 1) * _power(phi, others - 1)

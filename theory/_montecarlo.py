@@ -36,9 +36,10 @@ def average(
 
 
 def root(covariance: Float[Array, "*batch H H"]) -> Float[Array, "*batch H H"]:
-    """A factor A of the covariance, A Aᵀ = covariance, also when it is singular; not differentiable."""
+    """The symmetric square root, continuous also where the covariance is singular; not differentiable."""
     values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(covariance))
-    return vectors * jnp.sqrt(jnp.clip(values, 0))[..., None, :]
+    scaled = vectors * jnp.sqrt(jnp.clip(values, 0))[..., None, :]
+    return scaled @ jnp.swapaxes(vectors, -1, -2)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -83,7 +84,7 @@ def _component(
 
 
 @_component.defjvp
-def _component_jvp(integrand, plan, level, primals, tangents):  # noqa: ANN001, ANN202
+def _component_jvp(integrand, plan, level, primals, tangents):
     args, mean, signal, noise, key_data = primals
     d_args, d_mean, d_signal, d_noise, _ = tangents
 

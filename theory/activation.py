@@ -1,5 +1,6 @@
 """Attention activations: scores of all heads and tokens to attention weights."""
 
+import abc
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -17,11 +18,16 @@ class Activation(eqx.Module):
     pairs of heads.
     """
 
-    name: eqx.AbstractVar[str]
     pairwise: ClassVar[bool] = False
 
+    @abc.abstractmethod
     def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
-        raise NotImplementedError
+        """Attention weights."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Canonical name: the call that makes this activation, with every digit."""
 
     def __str__(self) -> str:
         return self.name

@@ -4,6 +4,7 @@ Every prior stores the numbers a user gave and derives the mixture from them, so
 (or sweeping it) always changes the prior.
 """
 
+import abc
 import itertools
 from typing import Any
 
@@ -27,10 +28,25 @@ class Prior(eqx.Module):
     Subclasses give `weights` (C,), `means` (C, F), `covariances` (C, F, F) and `name`.
     """
 
-    weights: eqx.AbstractVar[Float[Array, " C"]]
-    means: eqx.AbstractVar[Float[Array, "C F"]]
-    covariances: eqx.AbstractVar[Float[Array, "C F F"]]
-    name: eqx.AbstractVar[str]
+    @property
+    @abc.abstractmethod
+    def weights(self) -> Float[Array, " C"]:
+        """Probabilities of the components."""
+
+    @property
+    @abc.abstractmethod
+    def means(self) -> Float[Array, "C F"]:
+        """Their means."""
+
+    @property
+    @abc.abstractmethod
+    def covariances(self) -> Float[Array, "C F F"]:
+        """Their covariances."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Canonical name: the call that makes this prior, with every digit."""
 
     @property
     def features(self) -> int:
@@ -75,9 +91,9 @@ class GaussianMixture(Prior):
     Components of weight zero are dropped; the rest is normalized, but only if it sums to one within 1e-6.
     """
 
-    weights: Float[Array, " C"]
-    means: Float[Array, "C F"]
-    covariances: Float[Array, "C F F"]
+    weights_: Float[Array, " C"]
+    means_: Float[Array, "C F"]
+    covariances_: Float[Array, "C F F"]
 
     def __init__(self, weights: Any, means: Any, covariances: Any):
         weights = non_negative("weights", weights, 1)
@@ -97,8 +113,20 @@ class GaussianMixture(Prior):
                 raise invalid("weights", "a sum of 1 (within 1e-6)", f"{np.asarray(weights).tolist()}, sum {total}")
             weights, means, covariances = weights[kept] / total, means[kept], covariances[kept]
             _check_covariances(np.asarray(covariances))
-        self.weights, self.means = weights, means
-        self.covariances = (covariances + jnp.swapaxes(covariances, -1, -2)) / 2
+        self.weights_, self.means_ = weights, means
+        self.covariances_ = (covariances + jnp.swapaxes(covariances, -1, -2)) / 2
+
+    @property
+    def weights(self) -> Float[Array, " C"]:
+        return self.weights_
+
+    @property
+    def means(self) -> Float[Array, "C F"]:
+        return self.means_
+
+    @property
+    def covariances(self) -> Float[Array, "C F F"]:
+        return self.covariances_
 
     @property
     def name(self) -> str:
@@ -112,7 +140,11 @@ class Discrete(Prior):
     """Support points (C, F) with weights (C,); made by `discrete`."""
 
     points: Float[Array, "C F"]
-    weights: Float[Array, " C"]
+    weights_: Float[Array, " C"]
+
+    @property
+    def weights(self) -> Float[Array, " C"]:
+        return self.weights_
 
     @property
     def means(self) -> Float[Array, "C F"]:
@@ -157,15 +189,19 @@ class SignFlips(Prior):
 class OneHot(Prior):
     """θ = e_f with probability w_f; made by `one_hot`."""
 
-    weights: Float[Array, " F"]
+    weights_: Float[Array, " F"]
+
+    @property
+    def weights(self) -> Float[Array, " F"]:
+        return self.weights_
 
     @property
     def means(self) -> Float[Array, "C F"]:
-        return jnp.eye(self.weights.shape[-1])
+        return jnp.eye(self.weights_.shape[-1])
 
     @property
     def covariances(self) -> Float[Array, "C F F"]:
-        return jnp.zeros((self.weights.shape[-1],) * 3)
+        return jnp.zeros((self.weights_.shape[-1],) * 3)
 
     @property
     def name(self) -> str:

@@ -47,7 +47,7 @@ class Quadrature(eqx.Module):
 
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
         """This method with the node counts that the given state (or the hardest of several) needs."""
-        flat = jax.tree.map(lambda x, n=order: x.reshape(-1, *x.shape[n.m.ndim - 2 :]), order)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
         grids = [self._grid(_scaled(activation, score_law(task, flat[i]))) for i in range(flat.m.shape[0])]
         nodes, frequencies = max(g.nodes for g in grids), max(g.frequencies for g in grids)
         return Quadrature(self.tolerance, nodes, frequencies)
@@ -126,15 +126,33 @@ def population_risk(
         raise invalid("order", "one state: m of shape (H, F); use jax.vmap over more", f"m of shape {order.m.shape}")
     if order.features != task.features:
         raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
-    if method is None:
-        method = Quadrature()
-    if isinstance(method, MonteCarlo):
-        value, error = _sampled(task, activation, order, method)
-    elif isinstance(method, Quadrature):
-        value, error = _integrated(task, activation, order, method, with_error)
-    else:
-        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
+    method = default_method(activation) if method is None else method
+    value, error = evaluate_risk(task, activation, order, method, with_error=with_error, guarded=True)
     return (value, error) if with_error else value
+
+
+def default_method(activation: Activation, tolerance: float = 1e-8) -> Method:
+    """The exact engine, where the activation allows it."""
+    if not activation.pairwise:
+        raise invalid("method", f"MonteCarlo(...), which {type(activation).__name__} needs", None)
+    return Quadrature(tolerance)
+
+
+def evaluate_risk(
+    task: SingleLocation,
+    activation: Activation,
+    order: OrderParameters,
+    method: Method,
+    *,
+    with_error: bool = False,
+    guarded: bool = False,
+) -> tuple[Array, Array | None]:
+    """(risk, error) without checks of shapes; `guarded` makes traced states that need more nodes an error."""
+    if isinstance(method, MonteCarlo):
+        return _sampled(task, activation, order, method)
+    if isinstance(method, Quadrature):
+        return _integrated(task, activation, order, method, with_error, guarded)
+    raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
 
 
 def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: Any = 0) -> Float[Array, ""]:
@@ -162,14 +180,19 @@ def _assembled(scores: Scores, grid: _laplace.Grid) -> tuple[Array, Array]:
 
 
 def _integrated(
-    task: SingleLocation, activation: Activation, order: OrderParameters, method: Quadrature, with_error: bool
+    task: SingleLocation,
+    activation: Activation,
+    order: OrderParameters,
+    method: Quadrature,
+    with_error: bool,
+    guarded: bool,
 ) -> tuple[Array, Array | None]:
     if not activation.pairwise:
         raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
     scores = _scaled(activation, score_law(task, order))
     grid = method._grid(scores)
     value, _ = _assembled(scores, grid)
-    if not is_concrete(scores):
+    if guarded and not is_concrete(scores):
         nodes, frequencies = _laplace.needed(scores, jnp.asarray(1e-3))
         value = eqx.error_if(
             value,

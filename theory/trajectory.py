@@ -124,8 +124,8 @@ class Trajectory(eqx.Module):
         replicas = "" if self.replicas is None else f"{self.replicas} replicas, "
         codes = np.unique(np.asarray(self.result))
         lines = [
-            f"Trajectory: {replicas}{self.time.shape[0]} times, τ = {float(self.time[0]):g} … {float(self.time[-1]):g}, "
-            f"{self.order.heads} heads, {self.order.features} features",
+            f"Trajectory: {replicas}{self.time.shape[0]} times, τ = {float(self.time[0]):g} … "
+            f"{float(self.time[-1]):g}, {self.order.heads} heads, {self.order.features} features",
             f"  {', '.join(f'{name}={value}' for name, value in self.configuration().items())}",
             f"  {'; '.join(Result(int(code)).message for code in codes)}",
             "       τ      risk" + ("      loss" if self.loss is not None else ""),
