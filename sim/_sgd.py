@@ -29,19 +29,17 @@ class Plan(eqx.Module):
     batch: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)  # samples of one replica drawn at once
     group: int = eqx.field(static=True)  # replicas advanced side by side
-    evaluation: int = eqx.field(static=True)
-    evaluation_chunk: int = eqx.field(static=True)
     loss: str = eqx.field(static=True)
 
     @classmethod
-    def make(cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, evaluation: int, loss: str) -> "Plan":
+    def make(cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, loss: str) -> "Plan":
         """Chunks of samples, and groups of replicas, that fit in `CHUNK_BYTES`.
 
         The chunk does not look at the number of replicas, so that a replica draws the same samples in any company.
         """
-        fit = max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize))
+        fit = _samples_that_fit(task, layer)
         chunk = min(batch, fit)
-        return cls(batch, chunk, fit // chunk, evaluation, min(evaluation, fit), loss)
+        return cls(batch, chunk, fit // chunk, loss)
 
 
 class Setting(eqx.Module):
@@ -86,24 +84,26 @@ def advance(
 
 
 @eqx.filter_jit
-def measure(setting: Setting, params: MultiHeadAttention, step: Int[Array, ""]) -> dict[str, Float[Array, "R ..."]]:
-    """Order parameters `m` and `r`, `loss` on fresh samples and `loss_error`, of every replica, in float64."""
-    plan = setting.plan
+def measure(
+    setting: Setting, params: MultiHeadAttention, step: Int[Array, ""], count: int
+) -> dict[str, Float[Array, "R ..."]]:
+    """Order parameters `m` and `r`, `loss` on `count` fresh samples and `loss_error`, of each replica, in float64."""
 
     def one(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> dict[str, Array]:
         params, key = replica
         layer = eqx.combine(params, setting.rest)
 
         def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
-            losses = sample_losses(layer, _draw(setting, layer, key, size, step >= 0), plan.loss).astype(jnp.float64)
+            tokens = _draw(setting, layer, key, size, step >= 0)
+            losses = sample_losses(layer, tokens, setting.plan.loss).astype(jnp.float64)
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
-        total, squares = _over_chunks(moments, fresh, plan.evaluation, plan.evaluation_chunk)
-        mean = total / plan.evaluation
-        variance = jnp.maximum(squares / plan.evaluation - jnp.square(mean), 0)
+        total, squares = _over_chunks(moments, fresh, count, min(count, _samples_that_fit(setting.task, layer)))
+        mean = total / count
+        variance = jnp.maximum(squares / count - jnp.square(mean), 0)
         order = layer.order()
-        return {"m": order.m, "r": order.r, "loss": mean, "loss_error": jnp.sqrt(variance / (plan.evaluation - 1))}
+        return {"m": order.m, "r": order.r, "loss": mean, "loss_error": jnp.sqrt(variance / (count - 1))}
 
     return jax.lax.map(one, (params, setting.keys))
 
@@ -125,6 +125,10 @@ def _step(
     updates, _ = optimizer.update(mean, optimizer.init(tree), tree)  # plain SGD keeps no state
     tree = optax.apply_updates(tree, updates)
     return tree
+
+
+def _samples_that_fit(task: SingleLocation, layer: MultiHeadAttention) -> int:
+    return max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize))
 
 
 def _names(layer: PyTree) -> PyTree:

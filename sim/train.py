@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-import theory
 from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
-from theory import Activation, OrderParameters, RunFailed, SingleLocation, Trajectory
+from theory import Activation, MonteCarlo, OrderParameters, RunFailed, SingleLocation, Trajectory, population_risk
 from theory._checks import invalid, non_negative, positive, whole
 
 BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
@@ -64,7 +63,8 @@ def train(
 
     Returns:
         A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, their population
-        risk (D → ∞), and the loss on fresh samples with its standard error.
+        risk (D → ∞; NaN if the scores are too large for its integrals), and the loss on fresh samples with its
+        standard error.
 
     Raises:
         ValueError: naming the argument that is wrong, what was expected and what came.
@@ -97,13 +97,13 @@ def train(
         keys, params = key[None], jax.tree.map(lambda leaf: leaf[None], params)
     else:
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(replicas))
-    plan = Plan.make(task, layer, batch=batch, evaluation=evaluation, loss=loss)
+    plan = Plan.make(task, layer, batch=batch, loss=loss)
     setting = Setting(rest, task, keys, rates, plan)
     log = drive(
         grid,
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
         advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
-        measure=lambda state, step: measure(setting, state, jnp.asarray(step)),
+        measure=lambda state, step: measure(setting, state, jnp.asarray(step), evaluation),
         shapes={"m": (layer.heads, layer.features), "r": (layer.heads, layer.heads), "loss": (), "loss_error": ()},
         replicas=replicas,
         block=whole("block", block, 1),
@@ -172,11 +172,16 @@ def _unchecked_order(m: Array, r: Array) -> OrderParameters:
     return eqx.tree_at(lambda order: (order.m, order.r), blank, (m, r))
 
 
-@eqx.filter_jit
 def _risk(task: SingleLocation, activation: Activation, order: OrderParameters) -> Float[Array, "..."]:
-    """Population risk of each recorded state, NaN where there is none."""
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
-    missing = jnp.isnan(flat.r[:, 0, 0])
-    filled = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), flat)
-    risk = jax.lax.map(lambda one: theory.population_risk(task, activation, one), filled)
-    return jnp.where(missing, jnp.nan, risk).reshape(order.m.shape[:-2])
+    """Population risk of each recorded state; NaN where nothing was recorded, or scores too large to integrate."""
+    method = None if activation.pairwise else MonteCarlo()
+    risk = np.full(order.m.shape[:-2], np.nan)
+    for index in np.ndindex(risk.shape):
+        if np.isfinite(order.m[index][0, 0]):
+            # one state at a time: known numbers let the method choose its nodes, and refuse a hopeless state alone
+            try:
+                risk[index] = population_risk(task, activation, order[index], method)
+            except ValueError as error:
+                if not str(error).startswith("tolerance"):
+                    raise
+    return jnp.asarray(risk)

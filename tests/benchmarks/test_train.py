@@ -43,7 +43,7 @@ def _steps(dim: int, batch: int, replicas: int, loss: str):
     layer = MultiHeadAttention.initial(jax.random.key(0), heads=4, features=3, dim=dim, replicas=replicas)
     rates = {"keys": jnp.asarray(5.0)}
     params, rest = eqx.partition(layer, trained_leaves(layer, rates))
-    plan = Plan.make(TASK, layer, batch=batch, evaluation=2, loss=loss)
+    plan = Plan.make(TASK, layer, batch=batch, loss=loss)
     setting = Setting(rest, TASK, jax.random.split(jax.random.key(2), replicas), rates, plan)
     state = [params]
 

@@ -26,7 +26,7 @@ from sim._sgd import (
     measure,
     trained_leaves,
 )
-from theory import Result, RunFailed, SingleLocation, Softmax, gaussian, population_risk, sign_flips
+from theory import Activation, Result, RunFailed, SingleLocation, Softmax, gaussian, population_risk, sign_flips
 
 TASK = SingleLocation(4, 3.0, sign_flips([1.0, 0.0], [0.0, 1.5]))
 KEY = jax.random.key(5)
@@ -85,7 +85,7 @@ def test_steps_are_those_written_out(dim, batch, chunks):
     record = np.arange(4) * 2.0 / dim
     run = train(TASK, layer, **OPTIONS | {"batch": batch, "time": record[-1], "record": record, "loss": "limit"})
     np.testing.assert_array_equal(run.time, record)
-    gradient = eqx.filter_jit(jax.grad(lambda keys, x: _limit_loss(keys, x)))
+    draw, gradient = eqx.filter_jit(sim.draw_tokens), eqx.filter_jit(jax.grad(_limit_loss))
     fold = jax.random.fold_in
     keys = layer.keys
     for step in range(4):
@@ -95,7 +95,7 @@ def test_steps_are_those_written_out(dim, batch, chunks):
         own = fold(fold(fold(KEY, _TRAINING), 0), step)
         total = jnp.zeros_like(keys)
         for c, size in enumerate(chunks):
-            tokens = sim.draw_tokens(TASK, fold(own, c), size, dim=dim)
+            tokens = draw(TASK, fold(own, c), size, dim=dim)
             total = total + gradient(keys, (tokens.materialize(), tokens.position))
         keys = keys - jnp.float32(2.0 / batch) * total
 
@@ -139,6 +139,30 @@ def test_zero_keys_have_the_loss_of_uniform_attention():
     np.testing.assert_allclose(start.loss_error, 0, atol=1e-7)
 
 
+def test_risk_beyond_the_reach_of_its_integrals_is_missing_alone():
+    layer = MultiHeadAttention(_layer().keys.at[:, 0].set(1e4), features=2)
+    steep = train(TASK, layer, **OPTIONS | {"record": 2})
+    assert int(steep.result) == Result.successful
+    assert np.isnan(steep.risk).all()
+    assert np.isfinite(steep.loss).all()
+
+
+class _Sigmoid(Activation):
+    """An activation that the exact engine does not know."""
+
+    name = "sigmoid"
+
+    def __call__(self, scores):
+        return jax.nn.sigmoid(scores)
+
+
+def test_activations_without_exact_risk_have_a_sampled_one():
+    layer = MultiHeadAttention(_layer().keys, features=2, activation=_Sigmoid())
+    trajectory = train(TASK, layer, **OPTIONS | {"record": 2, "evaluation": 4000, "loss": "limit"})
+    z = (trajectory.loss - trajectory.risk) / trajectory.loss_error
+    assert np.all(np.abs(z) < 5), z
+
+
 def test_fields(run, ensemble):
     assert run.replicas is None
     assert ensemble.replicas == 3
@@ -164,12 +188,6 @@ def test_the_layer_given_is_left_as_it_was(run):
     _assert_same(first, run)
 
 
-def test_float64_training():
-    single, double = (train(TASK, _layer(dtype=dtype), **OPTIONS) for dtype in (jnp.float32, jnp.float64))
-    assert dict(double.settings)["dtype"] == "float64"
-    assert not np.array_equal(single.order.m, double.order.m)
-
-
 def test_numbers_never_recompile(monkeypatch):
     module = importlib.import_module("sim.train")
     once = eqx.debug.assert_max_traces(advance.__wrapped__, max_traces=1)
@@ -177,10 +195,11 @@ def test_numbers_never_recompile(monkeypatch):
     monkeypatch.setattr(
         module, "measure", eqx.filter_jit(eqx.debug.assert_max_traces(measure.__wrapped__, max_traces=1))
     )
-    for change in range(3):
+    for change in range(2):
         task = SingleLocation(4, 1.0 + change, sign_flips([1.0 + change, 0.0], [0.0, 1.5 + change]))
         layer = MultiHeadAttention(_layer().keys, features=2, activation=Softmax(1.0 + change))
         options = {"learning_rate": 1.0 + change, "block": 1 + 3 * change, "key": jax.random.key(change)}
+        options |= {"record": [0.5 + change]}
         train(task, layer, **OPTIONS | options)
     with pytest.raises(RuntimeError, match="can only be traced 1 times"):
         train(TASK, _layer(), **OPTIONS | {"batch": 3})
@@ -193,7 +212,7 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas):
     layer = MultiHeadAttention(jnp.zeros((replicas, 4, 10**5), jnp.float32), features=1)
     rates = {"keys": jnp.asarray(1.0)}
     params, rest = eqx.partition(layer, trained_leaves(layer, rates))
-    plan = Plan.make(task, layer, batch=batch, evaluation=2, loss="finite")
+    plan = Plan.make(task, layer, batch=batch, loss="finite")
     setting = Setting(rest, task, jax.random.split(KEY, replicas), rates, plan)
     compiled = advance.lower((setting, jnp.asarray(0), jnp.asarray(1)), params).compile().compiled
     chunk, keys = 4 * 10**6, layer.keys.nbytes
@@ -201,13 +220,14 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas):
 
 
 def test_mean_drift_of_zero_keys():
-    """dm_hf/dτ = (2/H)(1/L)(1−1/L) √ν E θ_f at k = 0 (MODEL.md §5), from one step of 40,000 samples.
+    """dm_hf/dτ = (2/H)(1/L)(1−1/L) √ν E θ_f at k = 0 (MODEL.md §5), from one step of 39,318 samples.
 
     There Σ_ℓ g_hℓ u_fℓ = −(2/(HL)) Σ_ℓ (δ_ℓε − 1/L) u_fℓ has the variance below; |z| < 5, once in 1.7 million keys.
     """
-    length, heads, snr, dim, batch = 4, 2, 3.0, 20, 40_000
+    length, heads, snr, dim, batch = 4, 2, 3.0, 20, 6 * 6553  # whole chunks
     layer = MultiHeadAttention(jnp.zeros((heads, dim), jnp.float64), features=2)
     end = train(TASK, layer, **OPTIONS | {"batch": batch, "time": 0.1, "record": [0.1], "loss": "limit"})
+    assert dict(end.settings)["dtype"] == "float64"
     keep = 1 - 1 / length
     mean = 2 / heads / length * keep * np.sqrt(snr) * np.array([1.0, 0.0])
     variance = (2 / heads / length) ** 2 * (keep + keep**2 * snr * np.array([0.0, 1.5]) ** 2)
