@@ -1,7 +1,7 @@
 """Time of an SGD step against the drawing of its tokens alone, both in this process and taken in turn.
 
 Run with `pytest -m benchmark -s tests/benchmarks/test_train.py`. The reference is a compiled loop that draws the
-step's noise, flat and in the same chunks, into a buffer and does nothing else.
+step's noise, flat, in the same chunks and for as many replicas side by side, into a buffer and does nothing else.
 """
 
 import time
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sim import MultiHeadAttention
-from sim._sgd import Plan, Setting, advance, trained_leaves
+from sim._sgd import CHUNK_BYTES, Plan, Setting, advance, trained_leaves
 from theory import SingleLocation, sign_flips
 
 TASK = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
@@ -21,7 +21,8 @@ ROUNDS = 15
 
 
 def _draw_alone(dim: int, batch: int, replicas: int):
-    chunk = max(1, min(batch, 4 * 2**20 // (TASK.length * dim * 4)))
+    fit = max(1, CHUNK_BYTES // (TASK.length * dim * 4))
+    chunk = min(batch, fit)
     assert batch % chunk == 0
     size = chunk * TASK.length * dim
 
@@ -32,7 +33,7 @@ def _draw_alone(dim: int, batch: int, replicas: int):
             draw = lambda i, _: jax.random.normal(jax.random.fold_in(key, i), (size,), jnp.float32)  # noqa: E731
             return jax.lax.fori_loop(0, steps * (batch // chunk), draw, buffer)
 
-        return jax.lax.map(one, (keys, buffer))
+        return jax.lax.map(one, (keys, buffer), batch_size=fit // chunk)
 
     keys = jax.random.split(jax.random.key(1), replicas)
     buffer = jnp.zeros((replicas, size), jnp.float32)
@@ -56,9 +57,10 @@ def _steps(dim: int, batch: int, replicas: int, loss: str):
 
 @pytest.mark.benchmark
 @pytest.mark.parametrize(
-    ("dim", "batch", "replicas"), [(1000, 10, 1), (1000, 10, 8), (10_000, 10, 1), (10_000, 10, 8), (100_000, 2, 1)]
+    ("dim", "batch", "replicas", "most"),
+    [(1000, 10, 1, 1.2), (1000, 10, 8, 1.2), (10_000, 10, 1, 1.2), (10_000, 10, 8, 1.2), (100_000, 2, 1, 1.4)],
 )
-def test_step_costs_little_more_than_its_tokens(dim, batch, replicas):
+def test_step_costs_little_more_than_its_tokens(dim, batch, replicas, most):
     steps = max(1, 10**7 // (dim * batch * TASK.length * replicas))
     runs = {
         "draw": _draw_alone(dim, batch, replicas),
@@ -83,4 +85,4 @@ def test_step_costs_little_more_than_its_tokens(dim, batch, replicas):
         print(f"{loss} loss {ratio[loss]:.3f}× the drawing", end=" ")
         print(f"(of the best: {best[loss] / best['draw']:.3f}), {samples:.0f} samples/s; ", end="")
     print()
-    assert ratio["finite"] < 1.2
+    assert ratio["finite"] < most

@@ -395,3 +395,13 @@ def test_refuses_models_that_do_not_fit():
     hot = MultiHeadAttention(_layer().keys, features=2, activation=Softmax([1.0, 2.0, 3.0]))
     with pytest.raises(ValueError, match="temperature: expected one number or one per head"):
         train(TASK, hot, **OPTIONS)
+
+
+@pytest.mark.slow
+def test_reference_run():
+    """MODEL.md §9: heads' m_·1 at τ = 20 from the reference start; runs scatter by 0.013, so 0.06 is 4.5 of that."""
+    task = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
+    keys = jax.random.normal(jax.random.PRNGKey(0), (4, 1000)).astype(jnp.float32)
+    layer = MultiHeadAttention(jnp.stack([keys] * 4), features=3)
+    end = train(task, layer, learning_rate=5.0, time=20.0, batch=10, key=KEY, record=[20.0])
+    np.testing.assert_allclose(end.order.m[:, 0, :, 0], np.tile([1.345, 1.403, 1.362, 1.195], (4, 1)), atol=0.06)
