@@ -156,64 +156,69 @@ def softmax_moments(scores: Scores, grid: Grid) -> Moments:
 
     # frequencies, and Γ(1−ik)Δk/2π in polar form: |Γ(1−ik)|² = πk/sinh πk
     spacing = 2 * jnp.pi / (window.extent_left + window.extent_right)
-    k = (jnp.arange(grid.frequencies) + 0.5)[None] * spacing[:, None]
+    k = jnp.arange(0.5, grid.frequencies)[None] * spacing[:, None]
     magnitude = jnp.sqrt(2 * jnp.pi * k) * jnp.exp(-jnp.pi * k / 2) / jnp.sqrt(-jnp.expm1(-2 * jnp.pi * k))
     amplitude = magnitude * spacing[:, None] / (2 * jnp.pi)
-
-    # axes: component (0 is a token ℓ≠ε, 1 + c the token ε), head, u, k
+    # axes: head, component (0 is a token ℓ≠ε, 1 + c the token ε), u, k
     covariance = jnp.concatenate([scores.noise[None], scores.signal])
-    q = jnp.diagonal(covariance, axis1=-2, axis2=-1)
-    mean = jnp.concatenate([jnp.zeros((1, heads)), scores.mean])
-    low, high = -window.extent_left[None, :, None], window.extent_right[None, :, None]
-    x = jnp.clip(u[None] + mean[:, :, None], low, high)  # beyond, the tables are constant to within the tail
-    angle = k[None, :, None, :] * x[..., None] - _gamma_phase(k)[None, :, None, :]
-    cosine = amplitude[None, :, None, :] * jnp.cos(angle)
-    sine = amplitude[None, :, None, :] * jnp.sin(angle)
-    wave = k[None, :, None, :]
+    q = jnp.diagonal(covariance, axis1=-2, axis2=-1).T
+    mean = jnp.concatenate([jnp.zeros((1, heads)), scores.mean]).T
+    low, high = -window.extent_left[:, None, None], window.extent_right[:, None, None]
+    x = jnp.clip(u[:, None, :] + mean[:, :, None], low, high)  # beyond, the tables are constant to within the tail
+    coefficient = amplitude * jnp.exp(-1j * _gamma_phase(k))
+    # a loop over heads, because its result is stored: as plain arithmetic XLA would repeat it in every use
+    waves = jax.lax.map(lambda hxk: hxk[0] * jnp.exp(1j * hxk[2] * hxk[1][..., None]), (coefficient, x, k))
+    cosine, sine = jnp.real(waves), jnp.imag(waves)
+    wave = k[:, None, None, :]
 
-    damping = 2 * jnp.exp(-0.5 * q[:, :, None] * k[None] ** 2)
+    damping = 2 * jnp.exp(-0.5 * q[:, :, None] * k[:, None, :] ** 2)
 
     def average(table: Array) -> Array:
-        return jnp.einsum("chuk,chk->chu", table, damping)
+        return jnp.einsum("hcuk,hck->hcu", table, damping)
 
     big_g, big_g2, small_g = average(cosine), average(cosine + wave * sine), 0.5 - average(sine / wave)
 
-    def combine(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> tuple[Array, Array]:
-        """Σ_c w_c signal_c φ^{L−1} and (L−1) noise Σ_c w_c φ_c φ^{L−2}, before the integral over u."""
-        near = jnp.tensordot(scores.weights, signal, 1) * _power(phi, others)
-        return near, others * noise * jnp.tensordot(scores.weights, signal_phi, 1) * _power(phi, others - 1)
+    def integrand(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> Array:
+        """E[.]_ε φ^{L−1} + (L−1) E[.] φ_ε φ^{L−2}, the averages over components already taken."""
+        return signal * _power(phi, others) + others * noise * signal_phi * _power(phi, others - 1)
 
-    near, far = combine(big_g[1:], big_g[0], small_g[1:], small_g[0])
-    hit = jnp.sum(du * near, -1)
-    total = hit + jnp.sum(du * far, -1)
-    square = jnp.sum(du * sum(combine(big_g2[1:], big_g2[0], small_g[1:], small_g[0])), -1)
+    def mixed(table: Array) -> Array:
+        return jnp.einsum("c,hcu->hu", scores.weights, table[:, 1:])
+
+    phi, signal_phi = small_g[:, 0], mixed(small_g)
+    hit = jnp.sum(du * mixed(big_g) * _power(phi, others), -1)
+    total = jnp.sum(du * integrand(mixed(big_g), big_g[:, 0], signal_phi, phi), -1)
+    square = jnp.sum(du * integrand(mixed(big_g2), big_g2[:, 0], signal_phi, phi), -1)
     if heads == 1:
         return Moments(hit, square[:, None], total)
 
-    def pair(i: Array, j: Array) -> Array:
+    def pair(ij: tuple[Array, Array]) -> Array:
         """E Σ_ℓ σ_iℓ σ_jℓ of one pair of heads."""
-        squares = 0.5 * (
-            q[:, i, None, None] * k[i][None, :, None] ** 2 + q[:, j, None, None] * k[j][None, None, :] ** 2
-        )
+        i, j = ij
+        variance = q[i][:, None, None] * k[i][None, :, None] ** 2 + q[j][:, None, None] * k[j][None, None, :] ** 2
         cross = covariance[:, i, j, None, None] * (k[i][:, None] * k[j][None, :])[None]
-        same, opposite = jnp.exp(-squares - cross), jnp.exp(-squares + cross)
+        same, opposite = jnp.exp(-0.5 * variance - cross), jnp.exp(-0.5 * variance + cross)
         even, odd = 2 * (opposite + same), 2 * (opposite - same)
 
-        def table(a: Array, b: Array) -> Array:
-            """E of the product of the functions whose transforms are a + ib, on u × u'."""
-            return (a[:, i] @ even) @ jnp.swapaxes(a[:, j], -1, -2) + (b[:, i] @ odd) @ jnp.swapaxes(b[:, j], -1, -2)
+        def product(a: Array, b: Array) -> tuple[Array, Array]:
+            """Averages over token ε and over another, on u × u', of two functions with transforms a + ib."""
+            left = jnp.concatenate([a[i] @ even, b[i] @ odd], axis=-1)
+            right = jnp.concatenate([a[j], b[j]], axis=-1)
+            signal = jnp.tensordot(left[1:] * scores.weights[:, None, None], right[1:], ((0, 2), (0, 2)))
+            return signal, left[0] @ right[0].T
 
-        both = table(cosine, sine)
-        phi = table(-sine / wave, cosine / wave)
-        phi = phi + 0.5 * (small_g[:, i, :, None] + small_g[:, j, None, :]) - 0.25
-        return jnp.sum(du[i][:, None] * du[j][None, :] * sum(combine(both[1:], both[0], phi[1:], phi[0])))
+        def with_half(product: Array, one: Array) -> Array:
+            """E g g' from E (g−½)(g'−½)."""
+            return product + 0.5 * (one[i][:, None] + one[j][None, :]) - 0.25
+
+        big = product(cosine, sine)
+        small = product(-sine / wave, cosine / wave)
+        area = du[i][:, None] * du[j][None, :]
+        return jnp.sum(area * integrand(*big, with_half(small[0], signal_phi), with_half(small[1], phi)))
 
     i, j = np.triu_indices(heads, 1)
-    entries = covariance.shape[0] * (grid.nodes + grid.frequencies) ** 2
-    together = max(1, min(i.size, int(4e6 / entries)))  # pairs at once: about 300 MB with the backward pass
-    if together == i.size:
-        off = jax.vmap(pair)(jnp.asarray(i), jnp.asarray(j))
-    else:
-        off = jax.lax.map(lambda ij: jax.checkpoint(pair)(*ij), (jnp.asarray(i), jnp.asarray(j)), batch_size=together)
+    # one pair after the other: a scan slices where a batch of pairs would gather, which is slow
+    stored = i.size * covariance.shape[0] * (grid.nodes + grid.frequencies) ** 2
+    off = jax.lax.map(jax.checkpoint(pair) if stored > 2e7 else pair, (jnp.asarray(i), jnp.asarray(j)))
     overlap = jnp.diag(square).at[i, j].set(off).at[j, i].set(off)
     return Moments(hit, overlap, total)

@@ -23,6 +23,7 @@ from theory.trajectory import Result, RunFailed, Trajectory
 
 _TOGETHER = 8  # replicas in one compiled solve
 _MAX_STEPS = 100_000
+_DEFAULT = Quadrature()
 
 
 class _Meter(dfx.TqdmProgressMeter):
@@ -154,7 +155,7 @@ def drift(
     order: OrderParameters,
     *,
     step_size: float | Array = 0.0,
-    method: Method = Quadrature(),
+    method: Method = _DEFAULT,
     points: Float[Array, "L H N"] | None = None,
 ) -> OrderParameters:
     """(dm/dτ, dr/dτ) at one state: the right-hand side of the flow; `points` as for `gradient_covariance`."""
