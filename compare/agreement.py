@@ -20,10 +20,15 @@ one. The quantile of these rotations is the critical value: no count of effectiv
 enters, and the false-alarm rate of the whole verdict is at most `level` (`level` / number of quantities for each).
 
 *Bias allowance.* Two effects of order 1/D are expected, and are not errors of the theory:
-β × path, β = (1 + ν E‖θ‖²)/D: the finite-D loss changes the drift by a relative amount of that size, so each
+
+β × path, only when the finite-D loss is trained: its drift differs by a relative amount of order
+β = (L + ν E‖θ‖²)/D. At zero keys the drift of m is larger by the factor 1 + (L + (1 − 1/L) ν‖θ‖²)/D exactly: the
+target's own length gives ν‖θ‖², the correlation of scores with the Gram matrix of the tokens gives L. So each
 component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on the record grid, the largest among the
-components pooled with it (mean over replicas). For a fresh loss of the finite-D kind the loss itself is off by as
-much, so the path of the loss starts at its own value.
+components pooled with it (mean over replicas). r is quadratic in the keys: there it is twice the paths of m mᵀ and
+of r_⊥ together. With the D → ∞ loss the drift is exact at any D, and there is no such term. The fresh finite-D loss
+itself is larger than the risk by at most ν E‖θ‖²/D of its value, which is allowed on top.
+
 scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
 variance of the residuals of m, pooled over heads and summed over features. It is exactly the shift of
 r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well.
@@ -31,7 +36,7 @@ r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well
 
 import functools
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -111,7 +116,7 @@ class Agreement(eqx.Module):
         replicas: number of replicas used.
         excluded: number left out because the theory or the simulation failed.
         dim: D.
-        beta: (1 + ν E‖θ‖²)/D.
+        beta: (L + ν E‖θ‖²)/D, or 0 when the D → ∞ loss was trained.
         configuration: of the simulation, with the theory's `step_size`.
     """
 
@@ -199,8 +204,8 @@ class Agreement(eqx.Module):
             )
         lines += [f"  {reason}" for reason in self.reasons]
         lines.append("  |mean residual| is to stay within allowed = critical × ± error + bias,")
-        lines.append(f"  bias = β·path + scatter², β = (1 + ν E‖θ‖²)/D = {self.beta:.3g}; residuals are paired,")
-        lines.append("  so heads and signs need no alignment")
+        lines.append(f"  bias = β·path + scatter², β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);")
+        lines.append("  residuals are paired, so heads and signs need no alignment")
         return "\n".join(lines)
 
 
@@ -251,10 +256,13 @@ def agreement(
         reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
 
     second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
-    beta = (1 + float(theory.task.snr) * float(second.sum())) / dim
-    allowance = _Allowance(beta, _spread(values["m"]), finite_loss)
+    signal = float(theory.task.snr) * float(second.sum()) / dim
+    beta = theory.task.length / dim + signal if finite_loss else 0.0
+    biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, _spread(values["m"]))
+    if "loss" in values and finite_loss:
+        biases["loss"] += signal * np.abs(values["loss"][0]).mean(axis=0)
     share = level / len(values)
-    residuals = tuple(_residual(name, *pair, judged, allowance, share) for name, pair in values.items())
+    residuals = tuple(_residual(name, *pair, biases[name], judged, share) for name, pair in values.items())
     agrees = None if reasons else all(r.within for r in residuals)
     if agrees is False:
         reasons = [_reason(r, time) for r in residuals if not r.within]
@@ -366,36 +374,34 @@ def _pooled(values: np.ndarray, groups: np.ndarray, reduce: Any) -> np.ndarray:
     return out
 
 
-class _Allowance(NamedTuple):
-    """What the bias of order 1/D may be."""
+def _biases(predicted: dict[str, np.ndarray], beta: float, spread: Float[np.ndarray, " T"]) -> dict[str, np.ndarray]:
+    """β × path + scatter² of every quantity and component, mean over replicas."""
+    m, r, risk = (predicted[name] for name in ("m", "r", "risk"))
+    along = m @ np.swapaxes(m, -1, -2)
+    ways = {"m": (m,), "r": (2 * along, 2 * (r - along)), "risk": (risk,), "loss": (risk,)}
 
-    beta: float
-    spread: np.ndarray  # (T,) scatter²
-    finite_loss: bool
+    def path(x: np.ndarray) -> np.ndarray:
+        steps = np.abs(np.diff(x, axis=1)).sum(axis=0) / max(len(x), 1)
+        return np.concatenate([np.zeros((1, *x.shape[2:])), np.cumsum(steps, axis=0)])
 
-    def bias(self, name: str, predicted: Float[np.ndarray, "R T C"], groups: Int[np.ndarray, " C"]) -> np.ndarray:
-        """(T, C) β × path + scatter²."""
-        count, _, components = predicted.shape
-        way = np.abs(np.diff(predicted, axis=1)).sum(axis=0) / max(count, 1)
-        path = np.concatenate([np.zeros((1, components)), np.cumsum(way, axis=0)])
-        if name == "loss" and self.finite_loss and count:
-            path = path + np.abs(predicted[:, 0]).mean(axis=0)
-        return self.beta * _pooled(path, groups, np.max) + self.spread[:, None]
+    return {
+        name: beta * sum(path(part) for part in ways[name]) + spread.reshape(-1, *(1,) * (x.ndim - 2))
+        for name, x in predicted.items()
+    }
 
 
 def _residual(
     name: str,
     predicted: Float[np.ndarray, "R T ..."],
     seen: Float[np.ndarray, "R T ..."],
+    bias: Float[np.ndarray, "T ..."],
     judged: Bool[np.ndarray, " T"],
-    allowance: _Allowance,
     level: float,
 ) -> Residual:
     count, steps, *shape = predicted.shape
     groups, columns = _groups(name, tuple(shape))
-    predicted = predicted.reshape(count, steps, -1)
-    d = seen.reshape(count, steps, -1) - predicted
-    bias = allowance.bias(name, predicted, groups)
+    d = (seen - predicted).reshape(count, steps, -1)
+    bias = _pooled(bias.reshape(steps, -1), groups, np.max)
     mean = scatter = error = np.full(d.shape[1:], np.nan)
     critical = float("nan")
     if count:

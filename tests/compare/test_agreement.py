@@ -24,7 +24,7 @@ def test_agrees_and_prints_its_numbers():
     assert verdict.agrees is True
     assert verdict.reasons == ()
     assert verdict.replicas == 8
-    assert verdict.beta == pytest.approx((1 + 1.0 * (2.0**2 + 1.5**2)) / 1000)
+    assert verdict.beta == pytest.approx((6 + 1.0 * (2.0**2 + 1.5**2)) / 1000)
     text = str(verdict)
     assert "AGREES" in text
     assert "corrector (step size 0.5)" in text

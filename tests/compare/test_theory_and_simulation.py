@@ -22,14 +22,14 @@ def simulate(dim, replicas, seed=0, loss="finite"):
     return layer.order(), run
 
 
-def own_flow(order, times, *, halved=1.0):
-    """Gradient flow by Runge and Kutta, written out, with a factor on the second term of dm/dτ."""
+def own_flow(order, times, *, factor=1.0):
+    """Gradient flow by Runge and Kutta, written out, with a factor on the terms in ∂E/∂m."""
 
     def slope(state):
         m, r = state
         gm, gr = jax.grad(lambda m, r: population_risk(TASK, Softmax(), OrderParameters(m, r)), (0, 1))(m, r)
-        dr = gm @ m.T + 2.0 * gr @ r
-        return -gm - halved * 2.0 * gr @ m, -dr - dr.T
+        dr = factor * gm @ m.T + 2.0 * gr @ r
+        return -factor * gm - 2.0 * gr @ m, -dr - dr.T
 
     def step(state, h):
         move = lambda k, c: jax.tree.map(lambda x, y: x + c * y, state, k)  # noqa: E731
@@ -68,7 +68,7 @@ def test_theory_and_simulation_agree(small):
 
 def test_a_halved_drift_term_flips_the_verdict(small):
     order, run = small
-    right, wrong = (own_flow(order, run.time, halved=factor) for factor in (1.0, 0.5))
+    right, wrong = (own_flow(order, run.time, factor=factor) for factor in (1.0, 0.5))
     assert agreement(right, run).agrees is True
     verdict = agreement(wrong, run)
     assert verdict.agrees is False
