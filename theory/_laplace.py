@@ -18,7 +18,6 @@ Windows follow the state: tails below ε by the bounds 1−g(v) ≤ e^{av} (0≤
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -102,7 +101,6 @@ def _bandwidth(scores: Scores, log_tail: Array) -> Array:
     return 2 * log_rare / (jnp.sqrt(jnp.pi**2 / 4 + 2 * least * log_rare) + jnp.pi / 2)  # root of πk/2 + qk²/2
 
 
-@eqx.filter_jit
 def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
     """Nodes in u and frequencies that hold the error near `tail`."""
     window = _window(scores, tail)
@@ -116,16 +114,14 @@ def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
     return span.max() * density * 1.2, period.max() * bandwidth / (2 * jnp.pi)
 
 
-def suitable_grid(scores: Scores, tail: float) -> Grid:
-    """Nodes that the state needs, rounded up so that nearby states share compiled code."""
-    nodes, frequencies = needed(scores, jnp.asarray(tail))
-    return Grid(tail, _round_up(float(nodes) + 6), _round_up(float(frequencies) + 4))
+def rounded_counts(nodes: Array, frequencies: Array) -> tuple[int, int]:
+    """What is needed as whole numbers, coarse enough for nearby states to share compiled code."""
 
+    def up(count: float) -> int:
+        step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))  # 8, and from 64 on about 15 %
+        return int(np.ceil(count / step) * step)
 
-def _round_up(count: float) -> int:
-    """To a multiple of 8 up to 64, then in steps of about 15 %."""
-    step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))
-    return int(np.ceil(count / step) * step)
+    return up(float(nodes) + 6), up(float(frequencies) + 4)
 
 
 def _gamma_phase(k: Array) -> Array:

@@ -1,6 +1,7 @@
 """The flow of the order parameters under one-pass SGD as D → ∞."""
 
 import time as clock
+from functools import partial
 from typing import Any
 
 import diffrax as dfx
@@ -101,22 +102,20 @@ def gradient_flow(
     if step_size > 0:
         points = jnp.asarray(normal_points(corrector_points, int(task.length), order.heads, seed=0))
     method = default_method(activation, 1e-7) if method is None else method
-    fit = isinstance(method, Quadrature) and method.nodes is None
-    fitted = method.fitted(task, activation, starts) if fit and isinstance(method, Quadrature) else method
-
-    while True:
-        states, codes = _solve_all(
-            task, activation, starts, times, step_size, fitted, tolerance, points, progress=progress
-        )
-        if not (fit and isinstance(fitted, Quadrature) and isinstance(method, Quadrature)):
-            break
-        known = np.isfinite(np.asarray(states.m)).all((-1, -2))
-        hardest = method.fitted(task, activation, states[known]) if known.any() else fitted
-        if hardest.nodes <= fitted.nodes and hardest.frequencies <= fitted.frequencies:  # pyright: ignore
-            break
-        fitted = Quadrature(
-            method.tolerance, max(hardest.nodes, fitted.nodes), max(hardest.frequencies, fitted.frequencies)
-        )  # the flow went where scores spread wider: solve again
+    solve = partial(_solve_all, task, activation, starts, times, step_size, points=points, progress=progress)
+    if isinstance(method, Quadrature) and method.nodes is None:
+        rough = Quadrature(1e-4).fitted(task, activation, starts)
+        states, _ = solve(rough, max(tolerance, 1e-3), progress=False)  # to see how far the scores will spread
+        fitted = _hardest(method, task, activation, states, rough)
+        while True:
+            states, codes = solve(fitted, tolerance)
+            wider = _hardest(method, task, activation, states, fitted)
+            if wider == fitted:
+                break
+            fitted = wider
+    else:
+        fitted = method
+        states, codes = solve(fitted, tolerance)
 
     trajectory = Trajectory(
         time=jnp.asarray(times),
@@ -202,6 +201,7 @@ def _solve(
         order = OrderParameters(m, m @ m.T + r_perp)
         dm, slope = _slopes(task, activation, order, method)
         change = 2 * slope @ r_perp
+        assert points is not None
         noise = gradient_covariance(activation, score_law(task, order), points)
         return dm, change + change.T + step_size * noise
 
@@ -239,8 +239,8 @@ def _solve_all(
     step_size: float,
     method: Method,
     tolerance: float,
-    points: Array | None,
     *,
+    points: Array | None,
     progress: bool,
 ) -> tuple[OrderParameters, Array]:
     """All replicas in groups of one compiled size; records with leading axes (replica, time)."""
@@ -273,6 +273,16 @@ def _solve_all(
     r_perp = jnp.where(known, factor @ factor, jnp.nan)
     # not through the constructor, which refuses the NaN of failed runs
     return eqx.tree_at(lambda o: (o.m, o.r), starts, (m, m @ jnp.swapaxes(m, -1, -2) + r_perp)), codes
+
+
+def _hardest(
+    method: Quadrature, task: SingleLocation, activation: Activation, states: OrderParameters, least: Quadrature
+) -> Quadrature:
+    """`method` with the nodes that the hardest state (as far as known) needs, and no fewer than `least`."""
+    known = np.isfinite(np.asarray(states.r)).all((-1, -2))
+    found = method.fitted(task, activation, states[known]) if known.any() else least
+    nodes, frequencies = (max(a or 0, b or 0) for a, b in zip(found.counts, least.counts, strict=True))
+    return Quadrature(method.tolerance, nodes, frequencies)
 
 
 @eqx.filter_jit

@@ -45,20 +45,25 @@ class Quadrature(eqx.Module):
             whole("nodes", self.nodes, 4)
             whole("frequencies", self.frequencies, 4)
 
+    @property
+    def counts(self) -> tuple[int | None, int | None]:
+        """(nodes, frequencies)."""
+        return self.nodes, self.frequencies
+
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
         """This method with the node counts that the given state (or the hardest of several) needs."""
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
-        grids = [self._grid(_scaled(activation, score_law(task, flat[i]))) for i in range(flat.m.shape[0])]
-        nodes, frequencies = max(g.nodes for g in grids), max(g.frequencies for g in grids)
-        return Quadrature(self.tolerance, nodes, frequencies)
+        grid = self._grid(flat, task, activation)
+        return Quadrature(self.tolerance, grid.nodes, grid.frequencies)
 
-    def _grid(self, scores: Scores) -> _laplace.Grid:
+    def _grid(self, states: OrderParameters, task: SingleLocation, activation: Activation) -> _laplace.Grid:
+        """The grid for the hardest of the states (one leading axis)."""
         tail = self.tolerance / 10  # truncation errors are a few tails
         if self.nodes is not None and self.frequencies is not None:
             return _laplace.Grid(tail, self.nodes, self.frequencies)
-        if not is_concrete(scores):
+        if not is_concrete(states, task, activation):
             return _laplace.Grid(tail, _TRACED_NODES, _TRACED_FREQUENCIES)
-        grid = _laplace.suitable_grid(scores, tail)
+        grid = _laplace.Grid(tail, *_laplace.rounded_counts(*_most_needed(task, activation, states, jnp.asarray(tail))))
         if max(grid.nodes, grid.frequencies) > _MOST_NODES:
             raise invalid(
                 "tolerance",
@@ -171,6 +176,14 @@ def _scaled(activation: Activation, scores: Scores) -> Scores:
 
 
 @eqx.filter_jit
+def _most_needed(
+    task: SingleLocation, activation: Activation, states: OrderParameters, tail: Array
+) -> tuple[Array, Array]:
+    needs = jax.vmap(lambda o: _laplace.needed(_scaled(activation, score_law(task, o)), tail))(states)
+    return jnp.max(needs[0]), jnp.max(needs[1])
+
+
+@eqx.filter_jit
 def _assembled(scores: Scores, grid: _laplace.Grid) -> tuple[Array, Array]:
     """E = 1 − (2/H) Σ_h E σ_hε + (1/H²) Σ_hh' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of Σ_ℓ σ_hℓ = 1."""
     moments = _laplace.softmax_moments(scores, grid)
@@ -190,7 +203,7 @@ def _integrated(
     if not activation.pairwise:
         raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
     scores = _scaled(activation, score_law(task, order))
-    grid = method._grid(scores)
+    grid = method._grid(jax.tree.map(lambda leaf: leaf[None], order), task, activation)
     value, _ = _assembled(scores, grid)
     if guarded and not is_concrete(scores):
         nodes, frequencies = _laplace.needed(scores, jnp.asarray(1e-3))
