@@ -46,7 +46,7 @@ from jaxtyping import Bool, Float, Int
 from theory import Result, Trajectory
 
 ROTATIONS = 9999  # with the observed mean itself, 10^4 directions
-SPLIT_FRACTION = 0.1  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
+SPLIT_FRACTION = 0.25  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
 SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
 
 
@@ -219,7 +219,7 @@ def agreement(
         simulation: result of `train` (or `train_reduced`) recorded at the same times, the first of them τ = 0.
         until: the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
             predicts: the first record at which, in any replica, the heads' standard deviation along a feature with
-            Var θ_f > 0 exceeds a tenth of √(ν Var θ_f), its size when the heads have split, and three times its
+            Var θ_f > 0 exceeds a quarter of √(ν Var θ_f), its size when the heads have split, and three times its
             (root mean square) start. From there on single runs go different ways; residuals are reported, not judged.
         level: bound on the false-alarm rate of the whole verdict, 0.001 ≤ level < 1.
 

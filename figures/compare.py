@@ -31,7 +31,7 @@ def draw(store: Store) -> Figure:
         edges = {"left": 0.52 / width, "right": 1 - 0.08 / width, "bottom": 0.36 / height, "top": 1 - 0.08 / height}
         grid = figure.add_gridspec(rows, columns, **edges, wspace=0.36, hspace=0.24)
         for block in range(blocks):
-            inner = grid[divmod(block, columns)].subgridspec(2, 1, height_ratios=(2.2, 1), hspace=0.0)
+            inner = grid[divmod(block, columns)].subgridspec(2, 1, height_ratios=(2.2, 1), hspace=0.08)
             above = figure.add_subplot(inner[0])
             below = figure.add_subplot(inner[1], sharex=above)
             if block < features:
@@ -153,7 +153,7 @@ def legend(ax: Axes, store: Store) -> list:
             for h in range(min(heads, len(COLOURS)))
         ),
         Line2D([], [], color="0.3", label="theory (faint: single runs)"),
-        Line2D([], [], linestyle="", marker="o", **grey, label="SGD, ± standard error"),
+        Line2D([], [], linestyle="", marker="o", **grey, label="SGD; Δ = SGD − theory"),
         Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label="SGD, fresh-sample loss"),
         Patch(color=NOISE, label="noise floor"),
         Patch(color=BIAS, label="with bias allowance O(1/D)"),
@@ -161,7 +161,8 @@ def legend(ax: Axes, store: Store) -> list:
     ]  # fmt: skip
     verdict = {True: "agrees", False: "disagrees", None: "no verdict"}[json.loads(agreement.attrs["agrees"])]
     title = (
-        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, heads aligned\ntheory and SGD: {verdict}"
+        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, heads aligned\n"
+        f"theory and SGD: {verdict}; bars: standard error"
     )
     return [ax.legend(handles=entries, loc="lower left", title=title, title_fontsize=6.5, ncols=1, handlelength=1.6)]
 

@@ -91,6 +91,9 @@ def compare(
     level: Annotated[
         float, typer.Option(min=0.001, max=0.999, help="Bound on the false-alarm rate of the verdict.")
     ] = _DEFAULT.level,
+    until: Annotated[
+        float | None, typer.Option(help="The verdict covers τ up to here [default: the first split predicted].")
+    ] = _DEFAULT.until,
     seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _DEFAULT.seed,
     out: Annotated[
         Path | None, typer.Option(help="Folder for store and figure [default: results/compare/ and what varies].")
@@ -121,6 +124,7 @@ def compare(
             records=records,
             loss=loss,
             level=level,
+            until=until,
             seed=seed,
         )
         folder = out if out is not None else RESULTS / "compare" / configuration.folder()

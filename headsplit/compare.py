@@ -29,6 +29,7 @@ class Configuration:
     records: int = 31
     loss: str = "finite"
     level: float = 0.01
+    until: float | None = None
     seed: int = 0
 
     def folder(self) -> str:
@@ -36,7 +37,7 @@ class Configuration:
         always = {"L": "length", "H": "heads", "snr": "snr", "D": "dim"}
         others = {
             "": "prior", "variance": "variance", "eta": "learning_rate", "B": "batch", "R": "replicas", "tau": "time",
-            "records": "records", "loss": "loss", "level": "level",
+            "records": "records", "loss": "loss", "level": "level", "until": "until",
         }  # fmt: skip
         changed = {
             short: name for short, name in others.items() if getattr(self, name) != getattr(Configuration(), name)
@@ -159,6 +160,6 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         "theory": theory.to_xarray(),
         "simulation": simulation.to_xarray(),
         "aligned": align(theory, simulation).to_xarray(),
-        "agreement": agreement(theory, simulation, level=c.level).to_xarray(),
+        "agreement": agreement(theory, simulation, level=c.level, until=c.until).to_xarray(),
     }
     save(path, datasets, asdict(c), replace=True)

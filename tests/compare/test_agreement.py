@@ -9,6 +9,7 @@ import pytest
 import synthetic
 
 from compare import agreement
+from compare.agreement import SPLIT_FRACTION
 from theory import Softmax, Trajectory
 
 
@@ -102,12 +103,12 @@ def test_failed_replicas_are_left_out_and_counted():
 
 
 def test_until_defaults_to_the_first_predicted_split():
-    theory = synthetic.ideal(5, growth=0.6, times=13)
+    theory = synthetic.ideal(5, growth=0.7, times=13)
     run = synthetic.simulated(theory, 5)
     verdict = agreement(theory, run)
     m = np.asarray(theory.order.m)
     amplitude = np.std(m[..., 1], axis=2)
-    first = np.flatnonzero(np.any(amplitude > 0.1 * 1.5, axis=0))[0]
+    first = np.flatnonzero(np.any(amplitude > SPLIT_FRACTION * 1.5, axis=0))[0]
     expected = verdict.time[first - 1]
     assert (verdict.until, verdict.onset) == (expected, verdict.time[first])
     assert 0 < expected < 6

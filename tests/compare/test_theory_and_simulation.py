@@ -16,9 +16,7 @@ TIME, RATE, BATCH = 6.0, 2.0, 20
 def simulate(dim, replicas, seed=0, loss="finite"):
     start, data = (jax.random.fold_in(jax.random.key(seed), purpose) for purpose in (1, 2))
     layer = MultiHeadAttention.initial(start, heads=2, features=2, dim=dim, replicas=replicas)
-    run = train(
-        TASK, layer, learning_rate=RATE, time=TIME, batch=BATCH, key=data, record=7, loss=loss, progress=False
-    )
+    run = train(TASK, layer, learning_rate=RATE, time=TIME, batch=BATCH, key=data, record=7, loss=loss, progress=False)
     return layer.order(), run
 
 

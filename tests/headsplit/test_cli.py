@@ -139,7 +139,7 @@ def test_folders_are_named_by_what_varies():
     assert Configuration().folder() == "L10-H4-snr1-D1000-seed0"
     other = Configuration(snr=0.5, prior="one_hot(features=3, weights=[0.5, 0.25, 0.25])", loss="limit", time=7.5)
     assert other.folder() == "L10-H4-snr0.5-D1000-one_hot_features_3_weights_0.5_0.25_0.25-tau7.5-losslimit-seed0"
-    fields = {name: value + 1 for name, value in asdict(Configuration()).items() if not isinstance(value, str)}
+    fields = {name: (value or 0) + 1 for name, value in asdict(Configuration()).items() if not isinstance(value, str)}
     assert len({Configuration(**{name: value}).folder() for name, value in fields.items()}) == len(fields)
 
 
