@@ -48,12 +48,14 @@ def test_layer_is_the_same_on_noise_and_signal_and_on_tokens():
     layer = _layer()
     tokens = draw_tokens(TASK, jax.random.key(2), 6, dim=layer.dim, dtype=jnp.float64)
     x = tokens.materialize()
-    np.testing.assert_allclose(layer.scores(tokens), layer.scores(x), rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(layer(tokens), layer(x), rtol=1e-12, atol=1e-13)
-    scores = np.einsum("hd,bld->bhl", layer.keys, x) / np.sqrt(layer.dim)
-    np.testing.assert_allclose(layer.scores(x), scores, rtol=1e-12)
-    np.testing.assert_allclose(layer(x), np.einsum("bl,bld->bd", layer.attention(x), x), rtol=1e-12, atol=1e-13)
-    np.testing.assert_allclose(layer(x[0]), layer(x)[0], rtol=1e-12, atol=1e-13)
+    apply = eqx.filter_jit(lambda tokens: (layer.scores(tokens), layer.attention(tokens), layer(tokens)))
+    scores, attention, output = apply(x)
+    for split, whole in zip(apply(tokens), (scores, attention, output), strict=True):
+        np.testing.assert_allclose(split, whole, rtol=1e-12, atol=1e-13)
+    x = np.asarray(x)
+    np.testing.assert_allclose(scores, np.einsum("hd,bld->bhl", layer.keys, x) / np.sqrt(layer.dim), rtol=1e-12)
+    np.testing.assert_allclose(output, np.einsum("bl,bld->bd", attention, x), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(layer(jnp.asarray(x[0])), output[0], rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("loss", ["finite", "limit"])
@@ -71,7 +73,7 @@ def test_gradient_of_training_is_finite_differences_of_the_naive_loss(loss):
         np.testing.assert_allclose(gradient.keys[index], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("length", [2, 5, 10])
+@pytest.mark.parametrize("length", [2, 10])
 def test_zero_keys_attend_uniformly(length):
     task = SingleLocation(length, 4.0, sign_flips([1.0], [1.0]))
     layer = MultiHeadAttention(jnp.zeros((3, 20), jnp.float32), features=1)
