@@ -20,34 +20,29 @@ def simulate(dim, replicas, seed=0, loss="finite"):
     return layer.order(), run
 
 
-def own_flow(order, times, *, factor=1.0):
-    """Gradient flow by Runge and Kutta, written out, with a factor on the terms in ∂E/∂m."""
+@jax.jit
+def own_flow(order, times, factor):
+    """Gradient flow by Adams and Bashforth's second rule, written out, with a factor on the terms in ∂E/∂m."""
+    substeps = 10
+    value_and_grad = jax.value_and_grad(lambda m, r: population_risk(TASK, Softmax(), OrderParameters(m, r)), (0, 1))
 
-    def slope(state):
-        m, r = state
-        gm, gr = jax.grad(lambda m, r: population_risk(TASK, Softmax(), OrderParameters(m, r)), (0, 1))(m, r)
-        dr = factor * gm @ m.T + 2.0 * gr @ r
-        return -factor * gm - 2.0 * gr @ m, -dr - dr.T
-
-    def step(state, h):
-        move = lambda k, c: jax.tree.map(lambda x, y: x + c * y, state, k)  # noqa: E731
-        k1 = slope(state)
-        k2 = slope(move(k1, h / 2))
-        k3 = slope(move(k2, h / 2))
-        k4 = slope(move(k3, h))
-        total = jax.tree.map(lambda a, b, c, d: (a + 2.0 * b + 2.0 * c + d) / 6.0, k1, k2, k3, k4)
-        state = move(total, h)
-        return state, state
+    def step(carry, h):
+        m, r, before = carry
+        risk, (gm, gr) = value_and_grad(m, r)
+        half = factor * gm @ m.T + 2.0 * gr @ r
+        slope = (-factor * gm - 2.0 * gr @ m, -half - half.T)
+        old = jax.tree.map(lambda now, was: jnp.where(jnp.isnan(was), now, was), slope, before)
+        m, r = (x + h * (1.5 * now - 0.5 * was) for x, now, was in zip((m, r), slope, old, strict=True))
+        return (m, r, slope), (carry[0], carry[1], risk)
 
     def single(m, r):
-        _, (ms, rs) = jax.lax.scan(step, (m, r), jnp.diff(times))
-        return jnp.concatenate([m[None], ms]), jnp.concatenate([r[None], rs])
+        steps = jnp.repeat(jnp.diff(times, append=times[-1:] + 1.0) / substeps, substeps)
+        start = (m, r, (jnp.full(m.shape, jnp.nan), jnp.full(r.shape, jnp.nan)))
+        return jax.tree.map(lambda x: x[::substeps], jax.lax.scan(step, start, steps)[1])
 
-    m, r = jax.jit(jax.vmap(single))(order.m, order.r)
-    path = OrderParameters(m, r)
-    risk = jax.jit(jax.vmap(jax.vmap(lambda m, r: population_risk(TASK, Softmax(), OrderParameters(m, r)))))(m, r)
+    m, r, risk = jax.vmap(single)(order.m, order.r)
     ended = jnp.zeros(len(m), dtype=int)
-    return Trajectory(times, path, Softmax(), risk, None, None, ended, TASK, {"step_size": 0.0})
+    return Trajectory(times, OrderParameters(m, r), Softmax(), risk, None, None, ended, TASK, {"step_size": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +61,7 @@ def test_theory_and_simulation_agree(small):
 
 def test_a_halved_drift_term_flips_the_verdict(small):
     order, run = small
-    right, wrong = (own_flow(order, run.time, factor=factor) for factor in (1.0, 0.5))
+    right, wrong = (own_flow(order, run.time, factor) for factor in (1.0, 0.5))
     assert agreement(right, run).agrees is True
     verdict = agreement(wrong, run)
     assert verdict.agrees is False
@@ -78,7 +73,7 @@ def test_the_bias_falls_when_the_dimension_doubles():
     """Mean residuals of many replicas at D and 2D: their ratio is 2 within the errors, and they are there."""
     means, errors = [], []
     for dim in (100, 200):
-        order, run = simulate(dim, replicas=400)
+        order, run = simulate(dim, replicas=64)
         theory = gradient_flow(TASK, Softmax(), order, run.time, step_size=RATE / BATCH, progress=False)
         residual = agreement(theory, run)["m"]
         means.append(residual.mean[-1, :, 0].mean())
