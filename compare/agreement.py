@@ -257,7 +257,7 @@ def agreement(
 
     second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
     signal = float(theory.task.snr) * float(second.sum()) / dim
-    beta = theory.task.length / dim + signal if finite_loss else 0.0
+    beta = int(theory.task.length) / dim + signal if finite_loss else 0.0
     biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, _spread(values["m"]))
     if "loss" in values and finite_loss:
         biases["loss"] += signal * np.abs(values["loss"][0]).mean(axis=0)
