@@ -127,7 +127,7 @@ def rounded_counts(nodes: Array, frequencies: Array) -> tuple[int, int]:
 def _gamma_phase(k: Array) -> Array:
     """arg Γ(1+ik), k > 0, by Stirling's series after shifting by 9."""
     shift = 9
-    z = (1.0 + shift) + 1j * k
+    z = jax.lax.complex(jnp.full_like(k, 1.0 + shift), k)
     series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5) - 1 / (1680 * z**7) + 1 / (1188 * z**9)
     phase = jnp.imag((z - 0.5) * jnp.log(z) - z + series)
     return phase - sum(jnp.arctan2(k, jnp.asarray(float(j))) for j in range(1, shift + 1))
@@ -161,9 +161,17 @@ def softmax_moments(scores: Scores, grid: Grid) -> Moments:
     mean = jnp.concatenate([jnp.zeros((1, heads)), scores.mean]).T
     low, high = -window.extent_left[:, None, None], window.extent_right[:, None, None]
     x = jnp.clip(u[:, None, :] + mean[:, :, None], low, high)  # beyond, the tables are constant to within the tail
-    coefficient = amplitude * jnp.exp(-1j * _gamma_phase(k))
+    phase = _gamma_phase(k)
+
+    def wave_table(head: tuple[Array, ...]) -> Array:
+        """Γ(1−ik) e^{ikx} Δk/2π."""
+        amplitude, phase, k, x = head
+        angle = k[None, None, :] * x[..., None] - phase[None, None, :]
+        turn = jnp.exp(jax.lax.complex(jnp.zeros_like(angle), angle))
+        return jax.lax.complex(amplitude, jnp.zeros_like(amplitude))[None, None, :] * turn
+
     # a loop over heads, because its result is stored: as plain arithmetic XLA would repeat it in every use
-    waves = jax.lax.map(lambda hxk: hxk[0] * jnp.exp(1j * hxk[2] * hxk[1][..., None]), (coefficient, x, k))
+    waves = jax.lax.map(wave_table, (amplitude, phase, k, x))
     cosine, sine = jnp.real(waves), jnp.imag(waves)
     wave = k[:, None, None, :]
 

@@ -71,7 +71,7 @@ def _component(
         return jax.vmap(lambda x, s: integrand(args, x, s))(chi, signs)
 
     chunks = -(-samples // size)
-    weight = (jnp.arange(chunks * size) < samples).reshape(chunks, size) / samples
+    weight = jnp.where(jnp.arange(chunks * size) < samples, 1 / samples, 0.0).reshape(chunks, size)
 
     def moments(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         values = chunk(args, mean, step[0])

@@ -17,7 +17,7 @@ from theory._montecarlo import root
 from theory.activation import Activation
 from theory.corrector import gradient_covariance, normal_points
 from theory.order import OrderParameters
-from theory.risk import Method, Quadrature, default_method, evaluate_risk
+from theory.risk import Method, Quadrature, default_method, evaluate_risk, recorded_risk
 from theory.scores import score_law
 from theory.task import SingleLocation
 from theory.trajectory import Result, RunFailed, Trajectory
@@ -121,7 +121,7 @@ def gradient_flow(
         time=jnp.asarray(times),
         order=states,
         activation=activation,
-        risk=_risks(task, activation, states, fitted),
+        risk=recorded_risk(task, activation, states, method),
         loss=None,
         loss_error=None,
         result=codes,
@@ -283,11 +283,3 @@ def _hardest(
     found = method.fitted(task, activation, states[known]) if known.any() else least
     nodes, frequencies = (max(a or 0, b or 0) for a, b in zip(found.counts, least.counts, strict=True))
     return Quadrature(method.tolerance, nodes, frequencies)
-
-
-@eqx.filter_jit
-def _risks(task: SingleLocation, activation: Activation, states: OrderParameters, method: Method) -> Array:
-    lead = states.m.shape[:-2]
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), states)
-    risk = jax.lax.map(lambda o: evaluate_risk(task, activation, o, method)[0], flat, batch_size=_TOGETHER)
-    return risk.reshape(lead)

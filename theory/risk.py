@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from theory import _laplace, _montecarlo
@@ -46,6 +47,11 @@ class Quadrature(eqx.Module):
             whole("frequencies", self.frequencies, 4)
 
     @property
+    def tail(self) -> float:
+        """Mass left outside the windows: errors are a few times that."""
+        return self.tolerance / 10
+
+    @property
     def counts(self) -> tuple[int | None, int | None]:
         """(nodes, frequencies)."""
         return self.nodes, self.frequencies
@@ -58,12 +64,12 @@ class Quadrature(eqx.Module):
 
     def _grid(self, states: OrderParameters, task: SingleLocation, activation: Activation) -> _laplace.Grid:
         """The grid for the hardest of the states (one leading axis)."""
-        tail = self.tolerance / 10  # truncation errors are a few tails
         if self.nodes is not None and self.frequencies is not None:
-            return _laplace.Grid(tail, self.nodes, self.frequencies)
+            return _laplace.Grid(self.tail, self.nodes, self.frequencies)
         if not is_concrete(states, task, activation):
-            return _laplace.Grid(tail, _TRACED_NODES, _TRACED_FREQUENCIES)
-        grid = _laplace.Grid(tail, *_laplace.rounded_counts(*_most_needed(task, activation, states, jnp.asarray(tail))))
+            return _laplace.Grid(self.tail, _TRACED_NODES, _TRACED_FREQUENCIES)
+        nodes, frequencies = _needed_each(task, activation, states, jnp.asarray(self.tail))
+        grid = _laplace.Grid(self.tail, *_laplace.rounded_counts(nodes.max(), frequencies.max()))
         if max(grid.nodes, grid.frequencies) > _MOST_NODES:
             raise invalid(
                 "tolerance",
@@ -160,6 +166,28 @@ def evaluate_risk(
     raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
 
 
+def recorded_risk(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method | None = None
+) -> Float[Array, "*batch"]:
+    """The risk of many states at once (any leading axes), node counts fitted to the hardest of them.
+
+    NaN where a state is not finite, or spreads so widely that no allowed number of nodes integrates it.
+    """
+    method = default_method(activation) if method is None else method
+    lead = order.m.shape[:-2]
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
+    usable = np.isfinite(np.asarray(flat.m)).all((-1, -2)) & np.isfinite(np.asarray(flat.r)).all((-1, -2))
+    if isinstance(method, Quadrature) and method.nodes is None:
+        zeroed = jax.tree.map(lambda leaf: jnp.where(jnp.asarray(usable)[:, None, None], leaf, 0.0), flat)
+        needs = np.stack(_needed_each(task, activation, zeroed, jnp.asarray(method.tail)))
+        usable = usable & (needs.max(0) <= 0.9 * _MOST_NODES)
+        if usable.any():
+            grid = _laplace.rounded_counts(*needs[:, usable].max(1))
+            method = Quadrature(method.tolerance, *grid)
+    risk = _risk_each(task, activation, flat, jnp.asarray(usable), method)
+    return risk.reshape(lead)
+
+
 def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: Any = 0) -> Float[Array, ""]:
     """Σ_ℓ (δ_ℓε − a_ℓ)² of one sample, ε = position."""
     attention = jnp.mean(activation(scores), axis=0)
@@ -176,11 +204,23 @@ def _scaled(activation: Activation, scores: Scores) -> Scores:
 
 
 @eqx.filter_jit
-def _most_needed(
+def _needed_each(
     task: SingleLocation, activation: Activation, states: OrderParameters, tail: Array
 ) -> tuple[Array, Array]:
-    needs = jax.vmap(lambda o: _laplace.needed(_scaled(activation, score_law(task, o)), tail))(states)
-    return jnp.max(needs[0]), jnp.max(needs[1])
+    """Nodes and frequencies that each state (one leading axis) needs."""
+    return jax.vmap(lambda o: _laplace.needed(_scaled(activation, score_law(task, o)), tail))(states)
+
+
+@eqx.filter_jit
+def _risk_each(
+    task: SingleLocation, activation: Activation, states: OrderParameters, usable: Array, method: Method
+) -> Array:
+    def one(state: tuple[OrderParameters, Array]) -> Array:
+        order, usable = state
+        safe = jax.tree.map(lambda leaf: jnp.where(usable, leaf, 0.0), order)
+        return jnp.where(usable, evaluate_risk(task, activation, safe, method)[0], jnp.nan)
+
+    return jax.lax.map(one, (states, usable))
 
 
 @eqx.filter_jit
