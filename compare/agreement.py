@@ -25,8 +25,8 @@ enters, and the false-alarm rate of the whole verdict is at most `level` (`level
 β = (L + ν E‖θ‖²)/D. At zero keys the drift of m is larger by the factor 1 + (L + (1 − 1/L) ν‖θ‖²)/D exactly: the
 target's own length gives ν‖θ‖², the correlation of scores with the Gram matrix of the tokens gives L. So each
 component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on the record grid, the largest among the
-components pooled with it (mean over replicas). r is quadratic in the keys: there it is twice the paths of m mᵀ and
-of r_⊥ together. With the D → ∞ loss the drift is exact at any D, and there is no such term. The fresh finite-D loss
+components pooled with it (mean over replicas). r is quadratic in the keys, and the risk is where
+the prior has no mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift is exact at any D, and there is no such term. The fresh finite-D loss
 itself is larger than the risk by at most ν E‖θ‖²/D of its value, which is allowed on top.
 
 scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
@@ -378,7 +378,7 @@ def _biases(predicted: dict[str, np.ndarray], beta: float, spread: Float[np.ndar
     """β × path + scatter² of every quantity and component, mean over replicas."""
     m, r, risk = (predicted[name] for name in ("m", "r", "risk"))
     along = m @ np.swapaxes(m, -1, -2)
-    ways = {"m": (m,), "r": (2 * along, 2 * (r - along)), "risk": (risk,), "loss": (risk,)}
+    ways = {"m": (m,), "r": (2 * along, 2 * (r - along)), "risk": (2 * risk,), "loss": (2 * risk,)}
 
     def path(x: np.ndarray) -> np.ndarray:
         steps = np.abs(np.diff(x, axis=1)).sum(axis=0) / max(len(x), 1)

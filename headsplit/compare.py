@@ -75,7 +75,6 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
             say(f"{path} holds this result already (computed {stored.metadata['created']}): loaded, not recomputed")
             return show(path, say=say)
         say(f"{path} holds an unfinished run of this configuration: computed again")
-    folder.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     _compute(configuration, path, progress=progress, say=say)
     return show(path, say=say)
 
@@ -120,6 +119,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         activation=Softmax(),
         replicas=c.replicas,
     )
+    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     say(f"SGD: {c.replicas} replicas at D = {c.dim} to τ = {c.time:g}, {c.batch} samples a step")
     simulation = train(
         task,
