@@ -25,9 +25,10 @@ enters, and the false-alarm rate of the whole verdict is at most `level` (`level
 β = (L + ν E‖θ‖²)/D. At zero keys the drift of m is larger by the factor 1 + (L + (1 − 1/L) ν‖θ‖²)/D exactly: the
 target's own length gives ν‖θ‖², the correlation of scores with the Gram matrix of the tokens gives L. So each
 component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on the record grid, the largest among the
-components pooled with it (mean over replicas). r is quadratic in the keys, and the risk is where
-the prior has no mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift is exact at any D, and there is no such term. The fresh finite-D loss
-itself is larger than the risk by at most ν E‖θ‖²/D of its value, which is allowed on top.
+components pooled with it (mean over replicas). r is quadratic in the keys, and the risk is where the prior has no
+mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift is exact at
+any D, and there is no such term. The fresh finite-D loss itself is larger than the risk by at most ν E‖θ‖²/D of its
+value, which is allowed on top.
 
 scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
 variance of the residuals of m, pooled over heads and summed over features. It is exactly the shift of
@@ -260,7 +261,7 @@ def agreement(
     beta = int(theory.task.length) / dim + signal if finite_loss else 0.0
     biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, _spread(values["m"]))
     if "loss" in values and finite_loss:
-        biases["loss"] += signal * np.abs(values["loss"][0]).mean(axis=0)
+        biases["loss"] += signal * np.abs(values["loss"][0]).sum(axis=0) / max(count, 1)
     share = level / len(values)
     residuals = tuple(_residual(name, *pair, biases[name], judged, share) for name, pair in values.items())
     agrees = None if reasons else all(r.within for r in residuals)
@@ -400,7 +401,7 @@ def _residual(
 ) -> Residual:
     count, steps, *shape = predicted.shape
     groups, columns = _groups(name, tuple(shape))
-    d = (seen - predicted).reshape(count, steps, -1)
+    d = (seen - predicted).reshape(count, steps, groups.size)
     bias = _pooled(bias.reshape(steps, -1), groups, np.max)
     mean = scatter = error = np.full(d.shape[1:], np.nan)
     critical = float("nan")

@@ -186,7 +186,7 @@ def _diagonal(r: xr.DataArray) -> xr.DataArray:
 
 def _standard_error(residual: xr.DataArray) -> xr.DataArray:
     count = residual.sizes["replica"]
-    return residual.std("replica", ddof=1) / np.sqrt(count) if count > 1 else np.nan * residual.isel(replica=0)
+    return residual.std("replica", ddof=1) / np.sqrt(count) if count > 1 else np.nan * residual.sum("replica")
 
 
 def _successful(store: Store) -> np.ndarray:

@@ -102,6 +102,15 @@ def test_failed_replicas_are_left_out_and_counted():
     assert "1 failed and left out" in str(verdict)
 
 
+@pytest.mark.filterwarnings("error")
+def test_nothing_but_failures_is_no_verdict():
+    theory = synthetic.ideal(4)
+    run = synthetic.simulated(theory, 4)
+    verdict = agreement(theory, eqx.tree_at(lambda t: t.result, run, run.result.at[:].set(3)))
+    assert (verdict.agrees, verdict.replicas, verdict.excluded) == (None, 0, 8)
+    assert "NO VERDICT" in str(verdict)
+
+
 def test_until_defaults_to_the_first_predicted_split():
     theory = synthetic.ideal(5, growth=0.7, times=13)
     run = synthetic.simulated(theory, 5)
