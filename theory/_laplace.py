@@ -114,14 +114,14 @@ def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
     return span.max() * density * 1.2, period.max() * bandwidth / (2 * jnp.pi)
 
 
-def rounded_counts(nodes: Array, frequencies: Array) -> tuple[int, int]:
+def rounded_counts(nodes: float, frequencies: float) -> tuple[int, int]:
     """What is needed as whole numbers, coarse enough for nearby states to share compiled code."""
 
     def up(count: float) -> int:
         step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))  # 8, and from 64 on about 15 %
         return int(np.ceil(count / step) * step)
 
-    return up(float(nodes) + 6), up(float(frequencies) + 4)
+    return up(nodes + 6), up(frequencies + 4)
 
 
 def _gamma_phase(k: Array) -> Array:
@@ -135,7 +135,7 @@ def _gamma_phase(k: Array) -> Array:
 
 def _power(phi: Array, exponent: Array) -> Array:
     """φ^exponent for a probability-like φ known up to rounding."""
-    return jnp.exp(exponent * jnp.log(jnp.clip(phi, 1e-300, 1.0)))
+    return jnp.exp(exponent * jnp.log(jnp.clip(phi, 1e-30, 1.0)))  # so that 1/φ³ is finite
 
 
 def softmax_moments(scores: Scores, grid: Grid) -> Moments:

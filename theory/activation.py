@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -47,12 +48,14 @@ class Softmax(Activation):
         self.temperature = positive("temperature", temperature, (0, 1))
 
     def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
-        heads = scores.shape[-2]
+        inverse = self.inverse_temperatures(scores.shape[-2]).astype(scores.dtype)
+        return jax.nn.softmax(scores * inverse.reshape((1,) * (scores.ndim - 2) + (-1, 1)), axis=-1)
+
+    def inverse_temperatures(self, heads: int) -> Float[Array, " H"]:
+        """1/T of each head."""
         if self.temperature.ndim == 1 and self.temperature.shape != (heads,):
             raise invalid("temperature", f"one number or one per head ({heads},)", self.temperature.shape)
-        inverse = (1 / self.temperature).astype(scores.dtype)
-        scaled = scores * inverse.reshape((1,) * (scores.ndim - 2) + (-1, 1))
-        return jax.nn.softmax(scaled, axis=-1)
+        return jnp.broadcast_to(1 / self.temperature, (heads,))
 
     @property
     def name(self) -> str:

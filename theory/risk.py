@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from theory import _laplace, _montecarlo
 from theory._checks import invalid, is_concrete, whole
-from theory.activation import Activation
+from theory.activation import Activation, Softmax
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
 from theory.task import SingleLocation
@@ -48,8 +48,8 @@ class Quadrature(eqx.Module):
 
     @property
     def tail(self) -> float:
-        """Mass left outside the windows: errors are a few times that."""
-        return self.tolerance / 10
+        """Mass left outside the windows: errors are up to about fifteen times that."""
+        return self.tolerance / 20
 
     @property
     def counts(self) -> tuple[int | None, int | None]:
@@ -69,7 +69,7 @@ class Quadrature(eqx.Module):
         if not is_concrete(states, task, activation):
             return _laplace.Grid(self.tail, _TRACED_NODES, _TRACED_FREQUENCIES)
         nodes, frequencies = _needed_each(task, activation, states, jnp.asarray(self.tail))
-        grid = _laplace.Grid(self.tail, *_laplace.rounded_counts(nodes.max(), frequencies.max()))
+        grid = _laplace.Grid(self.tail, *_laplace.rounded_counts(float(nodes.max()), float(frequencies.max())))
         if max(grid.nodes, grid.frequencies) > _MOST_NODES:
             raise invalid(
                 "tolerance",
@@ -182,8 +182,8 @@ def recorded_risk(
         needs = np.stack(_needed_each(task, activation, zeroed, jnp.asarray(method.tail)))
         usable = usable & (needs.max(0) <= 0.9 * _MOST_NODES)
         if usable.any():
-            grid = _laplace.rounded_counts(*needs[:, usable].max(1))
-            method = Quadrature(method.tolerance, *grid)
+            nodes, frequencies = needs[:, usable].max(1).tolist()
+            method = Quadrature(method.tolerance, *_laplace.rounded_counts(nodes, frequencies))
     risk = _risk_each(task, activation, flat, jnp.asarray(usable), method)
     return risk.reshape(lead)
 
@@ -196,7 +196,8 @@ def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: An
 
 def _scaled(activation: Activation, scores: Scores) -> Scores:
     """Scores divided by the heads' temperatures."""
-    inverse = 1 / jnp.broadcast_to(activation.temperature, scores.mean.shape[-1:])  # pyright: ignore
+    assert isinstance(activation, Softmax)  # the one pairwise activation so far
+    inverse = activation.inverse_temperatures(scores.mean.shape[-1])
     matrix = inverse[:, None] * inverse[None, :]
     return scores._replace(
         mean=scores.mean * inverse[None], signal=scores.signal * matrix[None], noise=scores.noise * matrix

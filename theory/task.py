@@ -3,9 +3,10 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import Array, Float
 
-from theory._checks import invalid, is_concrete, non_negative, whole
+from theory._checks import invalid, non_negative, whole
 from theory.prior import Prior
 
 
@@ -18,14 +19,14 @@ class SingleLocation(eqx.Module):
         prior: law P_θ of the spikes' weights.
     """
 
-    length: Any  # a Python int; traced only when the theory is swept over L
+    length: Any  # a Python int, or an array when the theory is swept over L
     snr: Float[Array, ""]
     prior: Prior
 
     def __init__(self, length: Any, snr: Any, prior: Prior):
         if not isinstance(prior, Prior):
             raise invalid("prior", "a prior (sign_flips, one_hot, gaussian, discrete, GaussianMixture)", repr(prior))
-        self.length = whole("length", length, 2) if is_concrete(length) else length
+        self.length = length if isinstance(length, jax.Array) else whole("length", length, 2)
         self.snr = non_negative("snr", snr, 0)
         self.prior = prior
 
