@@ -98,8 +98,8 @@ class Residual(eqx.Module):
         return bool(np.all(np.abs(self.mean[self.judged]) <= self.allowed[self.judged]))
 
     def label(self, index: tuple[int, ...]) -> str:
-        """`m[head 0, feature 1]` for an index that starts with time."""
-        inner = ", ".join(f"{dim.rstrip('_')} {i}" for dim, i in zip(self.dims, index[1:], strict=True))
+        """`m[head 1, feature 2]` for an index that starts with time; counted from 1, as in the mathematics."""
+        inner = ", ".join(f"{dim.rstrip('_')} {i + 1}" for dim, i in zip(self.dims, index[1:], strict=True))
         return f"{self.name}[{inner}]" if inner else self.name
 
 

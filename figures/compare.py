@@ -156,15 +156,16 @@ def legend(ax: Axes, store: Store) -> list:
         Line2D([], [], linestyle="", marker="o", **grey, label="SGD; Δ = SGD − theory"),
         Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label="SGD, fresh-sample loss"),
         Patch(color=NOISE, label="noise floor"),
-        Patch(color=BIAS, label="with bias allowance O(1/D)"),
+        Patch(color=BIAS, label="with O(1/D) bias"),
         Line2D([], [], color="black", linewidth=0.6, linestyle=(0, (4, 2)), label="end of the verdict"),
     ]  # fmt: skip
     verdict = {True: "agrees", False: "disagrees", None: "no verdict"}[json.loads(agreement.attrs["agrees"])]
     title = (
-        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, heads aligned\n"
-        f"theory and SGD: {verdict}; bars: standard error"
+        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, aligned\n"
+        f"theory and SGD: {verdict}\nbars: standard error"
     )
-    return [ax.legend(handles=entries, loc="lower left", title=title, title_fontsize=6.5, ncols=1, handlelength=1.6)]
+    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (-0.12, 0.5), "borderaxespad": 0.0}
+    return [ax.legend(handles=entries, title=title, title_fontsize=6.5, fontsize=6.5, handlelength=1.6, **place)]
 
 
 def _parts(agreement: xr.Dataset, name: str, feature: int | None) -> tuple[xr.DataArray, ...]:

@@ -6,14 +6,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
-from theory import Activation, MonteCarlo, OrderParameters, RunFailed, SingleLocation, Trajectory, population_risk
+from theory import MonteCarlo, OrderParameters, RunFailed, SingleLocation, Trajectory
 from theory._checks import invalid, non_negative, positive, whole
+from theory.risk import recorded_risk
 
 BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
 
@@ -118,7 +119,7 @@ def train(
         time=jnp.asarray(grid.times),
         order=order,
         activation=layer.activation,
-        risk=_risk(task, layer.activation, order),
+        risk=recorded_risk(task, layer.activation, order, None if layer.activation.pairwise else MonteCarlo()),
         loss=records["loss"],
         loss_error=records["loss_error"],
         result=single(log.result),
@@ -170,18 +171,3 @@ def _unchecked_order(m: Array, r: Array) -> OrderParameters:
     """Order parameters that may be NaN, which the constructor refuses."""
     blank = OrderParameters(jnp.zeros(m.shape), jnp.zeros(r.shape))
     return eqx.tree_at(lambda order: (order.m, order.r), blank, (m, r))
-
-
-def _risk(task: SingleLocation, activation: Activation, order: OrderParameters) -> Float[Array, "..."]:
-    """Population risk of each recorded state; NaN where nothing was recorded, or scores too large to integrate."""
-    method = None if activation.pairwise else MonteCarlo()
-    risk = np.full(order.m.shape[:-2], np.nan)
-    for index in np.ndindex(risk.shape):
-        if np.isfinite(order.m[index][0, 0]):
-            # one state at a time: known numbers let the method choose its nodes, and refuse a hopeless state alone
-            try:
-                risk[index] = population_risk(task, activation, order[index], method)
-            except ValueError as error:
-                if not str(error).startswith("tolerance"):
-                    raise
-    return jnp.asarray(risk)

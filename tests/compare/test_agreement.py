@@ -77,7 +77,7 @@ def test_a_shift_of_twice_the_allowance_is_found_and_its_place_named():
     shift[:, 5, 1, 1] = 2 * clean["m"].allowed[5, 1, 1]
     verdict = agreement(theory, synthetic.simulated(theory, 2, shift=shift))
     assert verdict.agrees is False
-    assert any(reason.startswith("m[head 1, feature 1] at τ = 5:") for reason in verdict.reasons)
+    assert any(reason.startswith("m[head 2, feature 2] at τ = 5:") for reason in verdict.reasons)
 
 
 def test_single_replicas_give_no_verdict():
