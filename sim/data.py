@@ -17,7 +17,7 @@ from theory._checks import invalid, whole
 
 
 class Tokens(eqx.Module):
-    """Samples X_ℓ = ξ_ℓ + 1[ℓ=ε] s, s on the first F coordinates (MODEL.md §1).
+    """Samples X_ℓ = ξ_ℓ + 1[ℓ=ε] s, s on the first F coordinates (docs/model.md §1).
 
     Attributes:
         noise: ξ, (..., L, D).

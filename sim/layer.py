@@ -1,4 +1,4 @@
-"""The actual multi-head attention layer of MODEL.md §2: keys only, heads averaged, attention the only predictor."""
+"""The actual multi-head attention layer of docs/model.md §2: keys only, heads averaged, nothing else predicts."""
 
 from typing import Any
 

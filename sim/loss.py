@@ -1,4 +1,4 @@
-"""The two forms of the loss per sample (MODEL.md §2)."""
+"""The two forms of the loss per sample (docs/model.md §2)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -1,4 +1,4 @@
-"""The finite-step corrector: E Σ_ℓ g_hℓ g_h'ℓ, g = ∂ℓ/∂χ, which a step of order η/D adds to dr/dτ (MODEL §4)."""
+"""The finite-step corrector: E Σ_ℓ g_hℓ g_h'ℓ, g = ∂ℓ/∂χ, which a step of η/D adds to dr/dτ (docs/model.md §4)."""
 
 import jax
 import jax.numpy as jnp

@@ -56,7 +56,7 @@ def gradient_flow(
     progress: bool = True,
     throw: bool = True,
 ) -> Trajectory:
-    """Integrate dm/dτ = −∂E/∂m − 2(∂E/∂r)m and the same for r, from τ = 0 (MODEL §4).
+    """Integrate dm/dτ = −∂E/∂m − 2(∂E/∂r)m and the same for r, from τ = 0 (docs/model.md §4).
 
     Without corrector the state is (m, W), r = m mᵀ + W Wᵀ, which keeps r positive semi-definite; with it, (m, r_⊥),
     dr_⊥/dτ = −2[(∂E/∂r) r_⊥ + transpose] + (η/B) C, C from `corrector_points` Sobol points per mixture component

@@ -108,7 +108,7 @@ def population_risk(
     method: Method | None = None,
     with_error: bool = False,
 ) -> Any:
-    """E Σ_ℓ (δ_ℓε − a_ℓ)², a = (1/H) Σ_h σ_h: the loss per dimension of the layer as D → ∞ (MODEL §2, §3, §7).
+    """E Σ_ℓ (δ_ℓε − a_ℓ)², a = (1/H) Σ_h σ_h: the loss per dimension of the layer as D → ∞ (docs/model.md §2, §3, §7).
 
     Differentiable to any order in everything but L, at degenerate states (identical heads, zero heads, r = m mᵀ) too.
     r is read as ½(r + rᵀ), so the gradient in r is symmetric: ∂E/∂r_hh' of the independent entries.

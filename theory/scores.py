@@ -20,7 +20,7 @@ class Scores(NamedTuple):
 
 
 def score_law(task: SingleLocation, order: OrderParameters) -> Scores:
-    """mean_c = √ν m μ_c, signal_c = r + ν m Σ_c mᵀ, noise = r (MODEL §3)."""
+    """mean_c = √ν m μ_c, signal_c = r + ν m Σ_c mᵀ, noise = r (docs/model.md §3)."""
     prior, m = task.prior, order.m
     r = (order.r + order.r.T) / 2
     # √ν has no derivative at ν = 0, where the risk is even in √ν only if the prior is: leave that to the caller

@@ -221,7 +221,7 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas):
 
 
 def test_mean_drift_of_zero_keys():
-    """dm_hf/dτ = (2/H)(1/L)(1−1/L) √ν E θ_f at k = 0 (MODEL.md §5), from one step of 39,318 samples.
+    """dm_hf/dτ = (2/H)(1/L)(1−1/L) √ν E θ_f at k = 0 (docs/model.md §5), from one step of 39,318 samples.
 
     There Σ_ℓ g_hℓ u_fℓ = −(2/(HL)) Σ_ℓ (δ_ℓε − 1/L) u_fℓ has the variance below; |z| < 5, once in 1.7 million keys.
     """
@@ -238,7 +238,7 @@ def test_mean_drift_of_zero_keys():
 
 
 def test_split_rate_of_zero_keys():
-    """A split along a feature with E θ_f = 0 grows at (2/H)(1/L)(1−1/L)(1−2/L) ν E θ_f² (MODEL.md §5).
+    """A split along a feature with E θ_f = 0 grows at (2/H)(1/L)(1−1/L)(1−2/L) ν E θ_f² (docs/model.md §5).
 
     The derivative of the SGD gradient along the split, from 40 batches of 1,000 samples; |z| < 5.
     """
@@ -406,7 +406,7 @@ def test_refuses_models_that_do_not_fit():
 
 @pytest.mark.slow
 def test_reference_run():
-    """MODEL.md §9: heads' m_·1 at τ = 20 from the reference start; runs scatter by 0.013, so 0.06 is 4.5 of that."""
+    """docs/model.md §9: heads' m_·1 at τ = 20 from the reference start; runs scatter by 0.013, 0.06 is 4.5 of that."""
     task = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
     keys = jax.random.normal(jax.random.PRNGKey(0), (4, 1000)).astype(jnp.float32)
     layer = MultiHeadAttention(jnp.stack([keys] * 4), features=3)
