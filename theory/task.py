@@ -37,4 +37,4 @@ class SingleLocation(eqx.Module):
 
     def configuration(self) -> dict[str, Any]:
         """The task in plain numbers and canonical names, exact."""
-        return {"length": self.length, "snr": self.snr.tolist(), "prior": self.prior.name}
+        return {"length": int(self.length), "snr": self.snr.tolist(), "prior": self.prior.name}

@@ -1,6 +1,6 @@
 """Time of an SGD step against the drawing of its tokens alone, both in this process and taken in turn.
 
-Run with `pytest -m benchmark -s tests/benchmarks/test_train.py`. The reference is a compiled loop that draws the
+Run with `pytest -m benchmark -s tests/benchmarks/test_train_speed.py`. The reference is a compiled loop that draws the
 step's noise, flat, in the same chunks and for as many replicas side by side, into a buffer and does nothing else.
 """
 
