@@ -57,7 +57,10 @@ class Quadrature(eqx.Module):
         return self.nodes, self.frequencies
 
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
-        """This method with the node counts that the given state (or the hardest of several) needs."""
+        """This method with the node counts that the given state (or the hardest of several) needs.
+
+        Wide scores need many nodes, zero or identical heads many frequencies: give both ends of what will be met.
+        """
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
         grid = self._grid(flat, task, activation)
         return Quadrature(self.tolerance, grid.nodes, grid.frequencies)

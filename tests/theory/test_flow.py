@@ -51,8 +51,12 @@ def test_reference_trajectory():
 def test_tolerances_tighten_the_trajectory():
     start = random_state(3, m=0.2, w=0.5)
     runs = [
-        th.gradient_flow(WORKED, SOFTMAX, start, [5.0, 30.0], method=th.Quadrature(q), tolerance=t, progress=False)
-        for q, t in [(1e-6, 1e-5), (1e-7, 1e-7), (1e-10, 1e-10)]
+        th.gradient_flow(WORKED, SOFTMAX, start, [5.0, 30.0], method=method, tolerance=tolerance, progress=False)
+        for method, tolerance in [
+            (th.Quadrature(1e-7, 48, 56), 1e-4),
+            (th.Quadrature(1e-7, 48, 56), 1e-7),
+            (th.Quadrature(1e-10, 72, 88), 1e-10),
+        ]
     ]
     errors = [float(jnp.abs(run.order.m - runs[-1].order.m).max()) for run in runs[:-1]]
     assert errors[1] < 2e-5
@@ -139,13 +143,11 @@ def test_finite_steps_of_sgd_feed_r():
 
 def test_replicas_are_their_single_runs_and_stay_on_the_cone():
     starts = th.OrderParameters.initial(jax.random.key(2), heads=2, features=3, dim=300, replicas=9)
+    method = th.Quadrature(1e-7, 32, 40)
     for step_size in (0.0, 0.5):
-        together = th.gradient_flow(
-            WORKED, SOFTMAX, starts, [0.0, 3.0, 6.0], step_size=step_size, corrector_points=256, progress=False
-        )
-        alone = th.gradient_flow(
-            WORKED, SOFTMAX, starts[8], [0.0, 3.0, 6.0], step_size=step_size, corrector_points=256, progress=False
-        )
+        options = {"step_size": step_size, "corrector_points": 256, "method": method, "progress": False}
+        together = th.gradient_flow(WORKED, SOFTMAX, starts, [0.0, 3.0, 6.0], **options)
+        alone = th.gradient_flow(WORKED, SOFTMAX, starts[8], [0.0, 3.0, 6.0], **options)
         np.testing.assert_allclose(together.order.r[8], alone.order.r, atol=2e-6)
         np.testing.assert_allclose(together.risk[8], alone.risk, atol=1e-7)
         np.testing.assert_allclose(together.order.m[:, 0], starts.m, atol=1e-15)
@@ -155,7 +157,8 @@ def test_replicas_are_their_single_runs_and_stay_on_the_cone():
 
 def test_identical_heads_stay_identical():
     m = np.tile([[0.1, 0.02, 0.01]], (3, 1))
-    run = th.gradient_flow(WORKED, SOFTMAX, th.OrderParameters(m, m @ m.T + 0.2), [10.0], progress=False)
+    start = th.OrderParameters(m, m @ m.T + 0.2)
+    run = th.gradient_flow(WORKED, SOFTMAX, start, [10.0], method=th.Quadrature(1e-7, 32, 64), progress=False)
     np.testing.assert_allclose(run.order.m[0], np.tile(run.order.m[0, :1], (3, 1)), atol=1e-9)
 
 
