@@ -41,10 +41,12 @@ def _layer(replicas=None, dim=20, dtype=jnp.float32):
 
 
 def _assert_same(a, b):
-    for name in ("risk", "loss", "loss_error"):
+    for name in ("loss", "loss_error"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     np.testing.assert_array_equal(a.order.m, b.order.m)
     np.testing.assert_array_equal(a.order.r, b.order.r)
+    # derived from m and r with nodes fitted to the hardest record there is: equal to the risk's own tolerance
+    np.testing.assert_allclose(a.risk, b.risk, atol=1e-8, rtol=0)
 
 
 @pytest.fixture(scope="module")
