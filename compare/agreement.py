@@ -26,13 +26,19 @@ enters, and the false-alarm rate of the whole verdict is at most `level` (`level
 target's own length gives ν‖θ‖², the correlation of scores with the Gram matrix of the tokens gives L. So each
 component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on the record grid, the largest among the
 components pooled with it (mean over replicas). r is quadratic in the keys, and the risk is where the prior has no
-mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift is exact at
-any D, and there is no such term. The fresh finite-D loss itself is larger than the risk by at most ν E‖θ‖²/D of its
-value, which is allowed on top.
+mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift of m is exact
+at any D, that of r up to the corrector, and there is no such term. The fresh finite-D loss itself is larger than the
+risk; ν E‖θ‖²/D of the risk is allowed for it on top (an allowance, not a bound: docs/model.md §6).
 
 scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
 variance of the residuals of m, pooled over heads and summed over features. It is exactly the shift of
 r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well.
+
+*Power.* A drift wrong by a fraction ε moves the mean of x by about ε × way, way = ∫ |dx̄/dτ| dτ of the theory's mean
+over replicas x̄ (what differs in sign between replicas cancels in the mean residual, and says nothing here). The
+*resolution* of a quantity is the least allowed/way over all that is judged: relative drift errors above it would have
+been noticed. Where it is `WEAKEST` or more for m or for r, or fewer than `FEWEST` records are judged, residuals within
+the allowance are no agreement: there is no verdict. Beyond the allowance they remain a disagreement.
 """
 
 import functools
@@ -47,6 +53,8 @@ from jaxtyping import Bool, Float, Int
 from theory import Result, Trajectory
 
 ROTATIONS = 9999  # with the observed mean itself, 10^4 directions
+WEAKEST = 0.5  # a verdict that would not notice a drift wrong by half is none
+FEWEST = 3  # records that must be judged
 SPLIT_FRACTION = 0.25  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
 SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
 
@@ -61,6 +69,7 @@ class Residual(eqx.Module):
         error: (T, ...) its standard error, pooled over like components; NaN with one replica.
         scatter: (T, ...) root mean square residual of single replicas.
         bias: (T, ...) the bias allowance.
+        way: (T, ...) ∫ |dx̄/dτ| dτ, how far the theory's mean over replicas has gone.
         critical: critical value on |mean|/error; NaN without a verdict.
         judged: (T,) whether the verdict covers this time.
     """
@@ -71,6 +80,7 @@ class Residual(eqx.Module):
     error: Float[np.ndarray, "T ..."]
     scatter: Float[np.ndarray, "T ..."]
     bias: Float[np.ndarray, "T ..."]
+    way: Float[np.ndarray, "T ..."]
     critical: float
     judged: Bool[np.ndarray, " T"]
 
@@ -88,7 +98,8 @@ class Residual(eqx.Module):
     def worst(self) -> tuple[int, ...]:
         """Index of the judged entry that lies closest to (or furthest beyond) what is allowed."""
         excess = np.abs(self.mean) - self.bias
-        ratio = np.divide(excess, self.error, out=np.full_like(excess, -np.inf), where=self.error > 0)
+        exact = np.where(excess > 0, np.inf, np.finfo(float).min)  # where there is no error to compare with
+        ratio = np.divide(excess, self.error, out=exact, where=self.error > 0)
         ratio[~self.judged] = -np.inf
         return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
 
@@ -96,6 +107,13 @@ class Residual(eqx.Module):
     def within(self) -> bool:
         """Whether |mean| ≤ allowed wherever judged."""
         return bool(np.all(np.abs(self.mean[self.judged]) <= self.allowed[self.judged]))
+
+    @property
+    def resolution(self) -> float:
+        """Relative drift errors above this would have been noticed; inf if none would, NaN without errors."""
+        allowed, way = self.allowed[self.judged], self.way[self.judged]
+        ratio = np.divide(allowed, way, out=np.where(np.isnan(allowed), np.nan, np.inf), where=way > 0)
+        return float(np.min(ratio)) if ratio.size else float("nan")
 
     def label(self, index: tuple[int, ...]) -> str:
         """`m[head 1, feature 2]` for an index that starts with time; counted from 1, as in the mathematics."""
@@ -147,7 +165,10 @@ class Agreement(eqx.Module):
         return {r.name: float(np.max(np.abs(r.mean[r.judged]), initial=0.0)) for r in self.residuals}
 
     def to_xarray(self) -> xr.Dataset:
-        """`m_residual`, `m_error`, `m_scatter`, `m_bias`, `m_allowed`, … against time; the verdict in `attrs`."""
+        """`m_residual`, `m_error`, `m_scatter`, `m_bias`, `m_allowed`, … against time; the verdict in `attrs`.
+
+        Coordinates head and feature count from 0, as arrays do; the printed table counts from 1, as the mathematics.
+        """
         text = {
             "residual": "mean over replicas of simulation − theory",
             "error": "standard error of the mean residual, pooled over like components",
@@ -177,6 +198,8 @@ class Agreement(eqx.Module):
                 "excluded": self.excluded,
                 "beta": float(self.beta),
                 "critical": json.dumps({r.name: r.critical for r in self.residuals}),
+                "resolution": json.dumps({r.name: r.resolution for r in self.residuals}),
+                "judged": int(np.sum(self.residuals[0].judged)),
                 "report": str(self),
                 "configuration": json.dumps(self.configuration),
             },
@@ -188,26 +211,42 @@ class Agreement(eqx.Module):
         flow = f"with the finite-step corrector (step size {step:g})" if step else "plain gradient flow (step size 0)"
         failed = f", {self.excluded} failed and left out" if self.excluded else ""
         split = f"first split predicted at τ = {self.onset:.3g}" if np.isfinite(self.onset) else "no split predicted"
+        judged = self.residuals[0].judged
         lines = [
             f"Theory against simulation: {word}",
-            f"  D = {self.dim}, {self.replicas} replicas, each against the theory from its own start{failed}; {flow}",
-            f"  judged 0 < τ ≤ {self.until:.4g} of {self.time[-1]:.4g} ({split}); false-alarm rate ≤ {self.level:g}",
-            f"  {'':6}{'worst at':>24}{'τ':>8}{'mean':>11}{'± error':>10}{'z':>8}{'critical':>10}"
-            f"{'bias':>9}{'allowed':>10}{'sup|mean|':>11}{'scatter·√D':>12}",
+            f"  D = {self.dim}, {_count(self.replicas, 'replica')}, each against the theory from its own start"
+            f"{failed}; {flow}",
+            f"  judged {judged.sum()} of {_count(len(judged), 'record')}, 0 < τ ≤ {self.until:.4g} of "
+            f"{self.time[-1]:.4g} ({split}); false-alarm rate ≤ {self.level:g}",
         ]
-        for r in self.residuals:
-            where = r.worst
-            scatter = np.sqrt(np.mean(r.scatter[r.judged] ** 2)) * self.dim**0.5 if np.any(r.judged) else np.nan
+        if np.any(judged) and self.replicas:
             lines.append(
-                f"  {r.name:6}{r.label(where):>24}{self.time[where[0]]:8.2f}{r.mean[where]:11.5f}{r.error[where]:10.5f}"
-                f"{r.z[where]:8.2f}{r.critical:10.2f}{r.bias[where]:9.5f}{r.allowed[where]:10.5f}"
-                f"{self.sup_norm[r.name]:11.5f}{scatter:12.2f}"
+                f"  {'':6}{'worst at':>24}{'τ':>8}{'mean':>11}{'± error':>10}{'z':>8}{'critical':>10}"
+                f"{'bias':>9}{'allowed':>10}{'visible':>9}{'sup|mean|':>11}{'scatter·√D':>12}"
             )
+            lines += [self._row(r) for r in self.residuals]
         lines += [f"  {reason}" for reason in self.reasons]
-        lines.append("  |mean residual| is to stay within allowed = critical × ± error + bias,")
-        lines.append(f"  bias = β·path + scatter², β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);")
-        lines.append("  residuals are paired, so heads and signs need no alignment")
+        if np.any(judged) and self.replicas >= 2:
+            lines += [
+                "  |mean residual| is to stay within allowed = critical × ± error + bias,",
+                f"  bias = β·path + scatter², β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);",
+                "  visible: drift errors above this fraction of the theory's way would have been noticed;",
+                "  the corrector is not tested separately unless its effect exceeds what is allowed;",
+                "  residuals are paired, so heads and signs need no alignment",
+            ]
         return "\n".join(lines)
+
+    def _row(self, r: Residual) -> str:
+        scatter = np.sqrt(np.mean(r.scatter[r.judged] ** 2)) * self.dim**0.5
+        end = f"{self.sup_norm[r.name]:11.5f}{scatter:12.2f}"
+        if not np.isfinite(r.critical):
+            return f"  {r.name:6}{'–':>24}{'–':>8}{'–':>11}{'–':>10}{'–':>8}{'–':>10}{'–':>9}{'–':>10}{'–':>9}{end}"
+        where = r.worst
+        return (
+            f"  {r.name:6}{r.label(where):>24}{self.time[where[0]]:8.2f}{r.mean[where]:11.5f}{r.error[where]:10.5f}"
+            f"{r.z[where]:8.2f}{r.critical:10.2f}{r.bias[where]:9.5f}{r.allowed[where]:10.5f}"
+            f"{_percent(r.resolution):>9}{end}"
+        )
 
 
 def agreement(
@@ -217,8 +256,8 @@ def agreement(
 
     Args:
         theory: result of `gradient_flow` from the simulation's own initial order parameters.
-        simulation: result of `train` (or `train_reduced`) recorded at the same times, the first of them τ = 0.
-        until: the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
+        simulation: result of `train` recorded at the same times, the first of them τ = 0.
+        until: > 0; the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
             predicts: the first record at which, in any replica, the heads' standard deviation along a feature with
             Var θ_f > 0 exceeds a quarter of √(ν Var θ_f), its size when the heads have split, and three times its
             (root mean square) start. From there on single runs go different ways; residuals are reported, not judged.
@@ -232,6 +271,8 @@ def agreement(
     """
     if not 0.001 <= level < 1:
         raise ValueError(f"level: expected 0.001 <= level < 1, got {level}")
+    if until is not None and not until > 0:
+        raise ValueError(f"until: expected a time > 0, got {until}")
     dim, finite_loss = _check_pair(theory, simulation)
     time = np.asarray(theory.time)
     values = {name: (_values(theory, name), _values(simulation, name)) for name in ("m", "r", "risk")}
@@ -252,7 +293,8 @@ def agreement(
     judged = (time > 0) & (time <= until)
     reasons = []
     if count < 2:
-        reasons.append(f"no verdict: {count} complete replica(s) give no standard error, at least 2 are needed")
+        what = f"{_count(count, 'complete replica')} {'gives' if count == 1 else 'give'}"
+        reasons.append(f"no verdict: {what} no standard error, at least 2 are needed")
     if not np.any(judged):
         reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
 
@@ -267,11 +309,37 @@ def agreement(
     agrees = None if reasons else all(r.within for r in residuals)
     if agrees is False:
         reasons = [_reason(r, time) for r in residuals if not r.within]
+    elif agrees:
+        reasons = _too_weak(residuals, int(judged.sum()))
+        agrees = None if reasons else True
     step_size = dict(theory.settings)["step_size"]
     configuration = {**simulation.configuration(), "step_size": step_size}
     return Agreement(
         agrees, tuple(reasons), time, residuals, until, onset, level, count, excluded, dim, beta, configuration
     )
+
+
+def _too_weak(residuals: tuple[Residual, ...], judged: int) -> list[str]:
+    """Why residuals within the allowance would not mean that theory and simulation agree; empty if they do."""
+    found = []
+    if judged < FEWEST:
+        found.append(f"only {_count(judged, 'record')} judged, at least {FEWEST} are needed")
+    found += [
+        f"drift errors of {r.name} up to {_percent(r.resolution)} would pass unseen (below {_percent(WEAKEST)} needed)"
+        if np.isfinite(r.resolution)
+        else f"the theory's {r.name} does not move"
+        for r in residuals
+        if r.name in ("m", "r") and not r.resolution < WEAKEST
+    ]
+    return [f"too weak to tell: {'; '.join(found)}. Use more replicas, larger D or more records"] if found else []
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.2g} %" if fraction < 0.995 else f"{100 * fraction:.0f} %"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _reason(residual: Residual, time: np.ndarray) -> str:
@@ -412,9 +480,13 @@ def _residual(
     if count >= 2 and np.any(judged):
         shifted = d - np.clip(mean, -bias, bias)  # the nearest residuals that the allowance explains
         critical = _critical_value(shifted[:, judged][:, :, columns], groups[columns], level)
+    way = np.zeros(d.shape[1:])
+    if count:
+        moves = np.abs(np.diff(predicted.mean(axis=0).reshape(steps, -1), axis=0))
+        way[1:] = np.cumsum(moves, axis=0)
     dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ())
-    mean, error, scatter, bias = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias))
-    return Residual(name, dims, mean, error, scatter, bias, critical, judged)
+    mean, error, scatter, bias, way = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias, way))
+    return Residual(name, dims, mean, error, scatter, bias, way, critical, judged)
 
 
 def _critical_value(residuals: Float[np.ndarray, "R T C"], groups: Int[np.ndarray, " C"], level: float) -> float:

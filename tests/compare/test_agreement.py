@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from compare import agreement
-from compare.agreement import SPLIT_FRACTION
+from compare.agreement import SPLIT_FRACTION, WEAKEST
 from theory import Softmax, Trajectory
 
 
@@ -37,7 +37,7 @@ def test_plain_flow_is_named_in_the_table():
     assert "plain gradient flow" in str(agreement(theory, synthetic.simulated(theory, 0)))
 
 
-@pytest.mark.parametrize(("runs", "setup"), [(1000, {"times": 3}), (300, {"times": 3, "replicas": 3})])
+@pytest.mark.parametrize(("runs", "setup"), [(1000, {"times": 4}), (300, {"times": 4, "replicas": 3})])
 def test_false_alarm_rate_under_the_null(runs, setup):
     """No bias and no allowance to speak of (D = 10^9): the level is met, and not by being far too lax."""
     level, alarms = 0.1, 0
@@ -125,6 +125,62 @@ def test_until_defaults_to_the_first_predicted_split():
     later[:, verdict.time > expected] = 5.0
     assert agreement(theory, synthetic.simulated(theory, 5, shift=later)).agrees is True
     assert agreement(theory, synthetic.simulated(theory, 5, shift=later), until=6.0).agrees is False
+
+
+def test_resolution_is_the_least_visible_drift_error():
+    theory = synthetic.ideal(0)
+    verdict = agreement(theory, synthetic.simulated(theory, 0))
+    m = np.asarray(theory.order.m).mean(axis=0)
+    way = np.cumsum(np.abs(np.diff(m[..., 0], axis=0)), axis=0)  # along feature 2 the theory stands still
+    expected = np.min(verdict["m"].allowed[1:, :, 0] / way)
+    assert verdict["m"].resolution == pytest.approx(expected)
+    assert 0 < expected < 0.5
+    data = verdict.to_xarray()
+    assert json.loads(data.attrs["resolution"])["m"] == verdict["m"].resolution
+    assert data.attrs["judged"] == 6
+    assert "judged 6 of 7 records" in str(verdict)
+    assert "visible" in str(verdict)
+    assert "corrector is not tested separately" in str(verdict)
+
+
+def test_a_verdict_that_could_notice_nothing_is_none():
+    """Two replicas: the critical value is in the hundreds."""
+    theory = synthetic.ideal(0, replicas=2)
+    verdict = agreement(theory, synthetic.simulated(theory, 0, scale=5.0))
+    assert verdict["m"].within
+    assert verdict["m"].resolution >= WEAKEST
+    assert verdict.agrees is None
+    assert verdict.reasons[0].startswith("too weak to tell: drift errors of m")
+    assert verdict.reasons[0].endswith("Use more replicas, larger D or more records")
+    assert "NO VERDICT" in str(verdict)
+
+
+def test_few_judged_records_are_no_agreement_but_may_be_a_disagreement():
+    theory, wrong = synthetic.ideal(0), synthetic.ideal(0, drift=2.0)
+    run = synthetic.simulated(theory, 0)
+    verdict = agreement(theory, run, until=2.0)
+    assert verdict.agrees is None
+    assert "only 2 records judged" in verdict.reasons[0]
+    assert "only 1 record judged" in agreement(theory, run, until=1.0).reasons[0]
+    assert agreement(theory, run, until=3.0).agrees is True
+    assert agreement(wrong, run, until=2.0).agrees is False
+
+
+@pytest.mark.parametrize("until", [0.0, -1.0, float("nan")])
+def test_until_must_be_positive(until):
+    theory = synthetic.ideal(0)
+    with pytest.raises(ValueError, match="until: expected"):
+        agreement(theory, synthetic.simulated(theory, 0), until=until)
+
+
+def test_tables_without_a_verdict_name_no_worst_place():
+    theory = synthetic.ideal(3, replicas=1)
+    text = str(agreement(theory, synthetic.simulated(theory, 3)))
+    assert "head 1" not in text
+    assert "nan" not in text
+    assert "1 replica," in text
+    theory = synthetic.ideal(3)
+    assert "worst at" not in str(agreement(theory, synthetic.simulated(theory, 3), until=0.5))
 
 
 def test_nothing_judged_is_no_verdict():
