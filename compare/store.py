@@ -20,6 +20,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import xarray as xr
+import zarr
 
 SCHEMA = "headsplit-store-1"
 FLAGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")  # what random numbers depend on
@@ -53,6 +54,10 @@ class Store(eqx.Module):
         lines += [f"  {name} = {value}" for name, value in self.configuration.items()]
         lines += [f"  {group}: {', '.join(map(str, data.data_vars))}" for group, data in self.datasets.items()]
         return "\n".join(lines)
+
+
+class _OtherSchema(ValueError):
+    """Written by another version, or by someone else."""
 
 
 def save(
@@ -121,6 +126,8 @@ def save(
 def load(path: str | Path) -> Store:
     """Read a store, all of it into memory, and check that it is what was written.
 
+    What an interrupted run left is read like any other; `metadata["status"]` says which it is.
+
     Raises:
         FileNotFoundError: nothing at `path`.
         ValueError: not a store, another schema, or arrays that are missing or differ from what was written.
@@ -132,11 +139,15 @@ def load(path: str | Path) -> Store:
         with xr.open_datatree(path, engine="zarr", consolidated=False) as tree:
             attrs = dict(tree.attrs)
             if attrs.get("schema") != SCHEMA:
-                raise ValueError(f"{path}: expected schema {SCHEMA}, got {attrs.get('schema', 'none')}")
+                raise _OtherSchema(f"{path}: expected schema {SCHEMA}, got {attrs.get('schema', 'none')}")
             contents = json.loads(attrs["contents"])
             datasets = {group: tree.children[group].to_dataset().load() for group in contents if group in tree.children}
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a readable store ({type(error).__name__}: {error})") from error
+    except _OtherSchema:
+        raise
+    except Exception as error:  # whatever zarr, its codecs and JSON make of bytes that are not what they were
+        where = _unreadable(path)
+        what = f"{', '.join(where)} cannot be decoded (damaged or cut off)" if where else "not a readable store"
+        raise ValueError(f"{path}: {what} ({type(error).__name__}: {error})") from error
     for group, arrays in contents.items():
         if group not in datasets:
             raise ValueError(f"{path}: group {group} is missing")
@@ -196,6 +207,17 @@ def _contents(data: xr.Dataset) -> dict[str, list[Any]]:
         raw = values.tobytes() if values.dtype.kind in "biufc" else json.dumps(values.tolist(), default=str).encode()
         kind = str(values.dtype) if values.dtype.kind in "biufc" else "text"
         found[str(name)] = [list(variable.shape), kind, hashlib.sha256(raw).hexdigest()]
+    return found
+
+
+def _unreadable(path: Path) -> list[str]:
+    """The arrays of a store whose bytes cannot be decoded."""
+    found = []
+    for description in sorted(path.glob("*/*/zarr.json")):
+        try:
+            zarr.open_array(description.parent, mode="r")[...]
+        except Exception:  # of any kind: the question is only which array
+            found.append(description.parent.relative_to(path).as_posix())
     return found
 
 

@@ -126,6 +126,15 @@ class TestDamage:
         with pytest.raises(ValueError, match=message):
             load(path)
 
+    @pytest.mark.parametrize("array", ["theory/m", "simulation/time"])
+    @pytest.mark.parametrize("share", [0.0, 0.5])
+    def test_cut_off_chunks_are_named(self, path, array, share):
+        chunk = next(file for file in (path / array / "c").rglob("*") if file.is_file())
+        data = chunk.read_bytes()
+        chunk.write_bytes(data[: int(share * len(data))])
+        with pytest.raises(ValueError, match=f"{array} .*damaged or cut off"):
+            load(path)
+
     def test_cut_off_metadata(self, path):
         text = (path / "zarr.json").read_text()
         (path / "zarr.json").write_text(text[: len(text) // 2])
