@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from theory import SingleLocation
-from theory._checks import invalid, whole
+from theory._checks import instance, invalid, typed_key, whole
 
 
 class Tokens(eqx.Module):
@@ -73,6 +73,8 @@ def draw_tokens(task: SingleLocation, key: Key[Array, ""], count: int, *, dim: i
         >>> draw_tokens(task, jax.random.key(0), 3, dim=100).materialize().shape
         (3, 5, 100)
     """
+    instance("task", task, SingleLocation)
+    typed_key("key", key)
     count, dim = whole("count", count, 1), whole("dim", dim, task.features)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise invalid("dtype", "a floating-point type", dtype)

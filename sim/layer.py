@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from sim.data import Tokens
 from theory import Activation, OrderParameters, Softmax
-from theory._checks import invalid, is_concrete, positive, whole
+from theory._checks import invalid, is_concrete, leading_index, positive, typed_key, whole
 
 
 class MultiHeadAttention(eqx.Module):
@@ -76,8 +76,11 @@ class MultiHeadAttention(eqx.Module):
         With `replicas`, replica i is drawn with `fold_in(key, i)` and a leading axis is added: it is the layer
         that `initial(fold_in(key, i), ...)` draws alone.
         """
+        typed_key("key", key)
         heads, features = whole("heads", heads, 1), whole("features", features, 1)
         dim = whole("dim", dim, features + heads)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise invalid("dtype", "a floating-point type", dtype)
         scale = jnp.sqrt(positive("variance", variance, 0)).astype(dtype)
         if replicas is None:
             keys = jax.random.normal(key, (heads, dim), dtype)
@@ -105,6 +108,7 @@ class MultiHeadAttention(eqx.Module):
         """One replica as a single layer."""
         if self.replicas is None:
             raise IndexError("this layer is a single one: it has no replica axis to index")
+        replica = leading_index(replica, self.replicas)
         return MultiHeadAttention(self.keys[replica], features=self.features, activation=self.activation)
 
     def scores(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch H L"]:

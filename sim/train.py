@@ -13,7 +13,7 @@ from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
 from theory import MonteCarlo, OrderParameters, RunFailed, SingleLocation, Trajectory
-from theory._checks import invalid, non_negative, positive, whole
+from theory._checks import instance, invalid, non_negative, positive, typed_key, whole
 from theory.risk import recorded_risk
 
 BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
@@ -85,7 +85,7 @@ def train(
     bias_rate, scale_rate = non_negative("bias_rate", bias_rate, 0), non_negative("scale_rate", scale_rate, 0)
     batch, evaluation = whole("batch", batch, 1), whole("evaluation", evaluation, 2)
     check_loss(loss)
-    _check_key(key)
+    typed_key("key", key)
     replicas, dim = layer.replicas or 1, layer.dim
     grid = RecordGrid.make(record, float(time), float(learning_rate), dim)
     if block is None:
@@ -148,10 +148,8 @@ def train(
 
 
 def _check_model(task: Any, layer: Any) -> None:
-    if not isinstance(task, SingleLocation):
-        raise invalid("task", "a SingleLocation", repr(task))
-    if not isinstance(layer, MultiHeadAttention):
-        raise invalid("layer", "a MultiHeadAttention", repr(layer))
+    instance("task", task, SingleLocation)
+    instance("layer", layer, MultiHeadAttention)
     whole("task.length", task.length, 2)
     if task.snr.ndim:
         raise invalid("task.snr", "one number", f"shape {task.snr.shape}")
@@ -159,12 +157,6 @@ def _check_model(task: Any, layer: Any) -> None:
         raise invalid("layer.features", f"{task.features}, the features of the task", layer.features)
     if layer.keys.ndim > 3:
         raise invalid("layer.keys", "shape (H, D) or (replicas, H, D)", layer.keys.shape)
-
-
-def _check_key(key: Any) -> None:
-    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if not typed or key.shape != ():
-        raise invalid("key", "one typed key, as from jax.random.key", repr(key))
 
 
 def _unchecked_order(m: Array, r: Array) -> OrderParameters:

@@ -64,3 +64,23 @@ def times_array(name: str, value: Any) -> np.ndarray:
     if times.size == 0 or times[0] < 0 or np.any(np.diff(times) <= 0):
         raise invalid(name, "strictly increasing times >= 0", times.tolist())
     return times
+
+
+def instance(name: str, value: Any, kind: type) -> None:
+    """Refuse a value of another type."""
+    if not isinstance(value, kind):
+        raise invalid(name, f"a {kind.__name__}", repr(value))
+
+
+def leading_index(index: Any, size: int) -> Any:
+    """`index` of a leading axis; a whole number out of range is an IndexError (JAX would take the last entry)."""
+    if isinstance(index, (int, np.integer)) and not -size <= index < size:
+        raise IndexError(f"index {index} is out of range for {size} entries")
+    return index
+
+
+def typed_key(name: str, key: Any) -> jax.Array:
+    """`key`, if it is one typed key."""
+    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
+        raise invalid(name, "one typed key, as from jax.random.key", repr(key))
+    return key

@@ -105,11 +105,17 @@ def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
     """Nodes in u and frequencies that hold the error near `tail`."""
     window = _window(scores, tail)
     log_tail = jnp.log(1 / tail)
+    others = jnp.asarray(scores.length, jnp.float64) - 1
+    log_rare = log_tail + jnp.log(others)
     bandwidth = _bandwidth(scores, log_tail)
     span = _inverse_bend(window.bend - window.right) - _inverse_bend(window.bend - window.left)
-    # the trapezoid rule errs by the integrand's transform at 2π/Δt; the bent left tail e^u, where it begins
-    # already small, has features of size one
-    density = jnp.maximum(bandwidth, (window.bend - window.left).max() / 2) / (2 * jnp.pi)
+    # the trapezoid rule errs by the integrand's transform at 2π/Δt. φ^{L−1} is as sharp as the law of the largest of
+    # L−1 scores, a Gumbel law of width √(q/2 log L), or one if that is less; its transform decays like Γ(1−ik)
+    noise = jnp.maximum(jnp.diagonal(jax.lax.stop_gradient(scores.noise)), 0).min()
+    width = jnp.sqrt(noise / (2 * jnp.log(others) + 1e-9))
+    sharpest = 2 * log_rare / (jnp.pi * jnp.maximum(width, 1))
+    # the bent left tail e^u, where it begins already small, has features of size one
+    density = jnp.maximum(jnp.maximum(bandwidth, sharpest), (window.bend - window.left).max() / 2) / (2 * jnp.pi)
     period = window.extent_left + window.extent_right
     return span.max() * density * 1.2, period.max() * bandwidth / (2 * jnp.pi)
 

@@ -12,18 +12,18 @@ import numpy as np
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
-from theory._checks import invalid, non_negative, times_array, whole
+from theory._checks import invalid, is_concrete, non_negative, times_array, whole
 from theory._montecarlo import root
 from theory.activation import Activation
 from theory.corrector import gradient_covariance, normal_points
 from theory.order import OrderParameters
-from theory.risk import Method, Quadrature, default_method, evaluate_risk, recorded_risk
+from theory.risk import Method, Quadrature, check_model, default_method, evaluate_risk, recorded_risk
 from theory.scores import score_law
 from theory.task import SingleLocation
 from theory.trajectory import Result, RunFailed, Trajectory
 
 _TOGETHER = 8  # replicas in one compiled solve
-_MAX_STEPS = 100_000
+_MAX_STEPS = 10_000
 _DEFAULT = Quadrature()
 
 
@@ -62,6 +62,8 @@ def gradient_flow(
     dr_⊥/dτ = −2[(∂E/∂r) r_⊥ + transpose] + (η/B) C, C from `corrector_points` Sobol points per mixture component
     (fixed, so that the flow is a flow; relative error of C about 1 %).
 
+    Driven from Python, because it chooses node counts by the states it meets: not for use inside `jit` or `vmap`.
+
     Args:
         task: the task.
         activation: the attention activation.
@@ -86,16 +88,16 @@ def gradient_flow(
         >>> flow.order.m.shape
         (3, 2, 3)
     """
+    check_model(task, activation, order)
+    if not is_concrete(task, activation, order, times, step_size):
+        raise invalid("task, order, times", "known numbers: gradient_flow is driven from Python, not jitted", "tracers")
     times = times_array("times", times)
     step_size = float(non_negative("step_size", step_size, 0))
-    if not 1e-13 <= tolerance <= 1e-1:
-        raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 0.1", tolerance)
+    if not (isinstance(tolerance, (float, int)) and 1e-13 <= tolerance <= 1e-1):
+        raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 0.1", repr(tolerance))
     whole("corrector_points", corrector_points, 2)
     if order.m.ndim not in (2, 3):
         raise invalid("order", "m of shape (H, F) or (replica, H, F)", f"m of shape {order.m.shape}")
-    if order.features != task.features:
-        raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
-
     single = order.m.ndim == 2
     starts = jax.tree.map(lambda leaf: leaf[None], order) if single else order
     points = None

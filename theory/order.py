@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from theory._checks import invalid, is_concrete, positive, real_array, whole
+from theory._checks import invalid, is_concrete, leading_index, positive, real_array, typed_key, whole
 
 
 class OrderParameters(eqx.Module):
@@ -18,6 +18,11 @@ class OrderParameters(eqx.Module):
         m: (..., H, F) overlaps with the spikes.
         r: (..., H, H) overlaps between heads, the full ones; ½(r + rᵀ) is stored. r − m mᵀ, the overlap of
             the heads' parts orthogonal to the spikes, must be positive semi-definite to −1e-10·tr r.
+
+    Example:
+        >>> import jax
+        >>> OrderParameters.initial(jax.random.key(0), heads=4, features=3, dim=1000).r.shape
+        (4, 4)
     """
 
     m: Float[Array, "*batch H F"]
@@ -53,23 +58,30 @@ class OrderParameters(eqx.Module):
         m ~ N(0, variance/D) and D·r_⊥/variance ~ Wishart_H(D − F). `dim=None` is the limit m = 0,
         r = variance·I. With `replicas`, replica i is drawn with `fold_in(key, i)` and a leading axis is added.
         """
+        typed_key("key", key)
         heads, features = whole("heads", heads, 1), whole("features", features, 1)
         variance = positive("variance", variance, 0)
-        if replicas is not None:
-            keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(whole("replicas", replicas, 1)))
-            draws = [cls.initial(k, heads=heads, features=features, dim=dim, variance=variance) for k in keys]
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *draws)
         if dim is None:
-            return cls(jnp.zeros((heads, features)), variance * jnp.eye(heads))
+            m, r = jnp.zeros((heads, features)), variance * jnp.eye(heads)
+            lead = () if replicas is None else (whole("replicas", replicas, 1),)
+            return cls(jnp.broadcast_to(m, (*lead, *m.shape)), jnp.broadcast_to(r, (*lead, *r.shape)))
         dim = whole("dim", dim, features + heads)
-        key_m, key_normal, key_gamma = jax.random.split(key, 3)
-        m = jax.random.normal(key_m, (heads, features), jnp.float64) * jnp.sqrt(variance / dim)
-        # Bartlett: a lower triangle of normals, chi variables on the diagonal
-        freedom = dim - features - jnp.arange(heads)
-        chi = jnp.sqrt(2 * jax.random.gamma(key_gamma, freedom / 2, dtype=jnp.float64))
-        factor = jnp.tril(jax.random.normal(key_normal, (heads, heads), jnp.float64), -1) + jnp.diag(chi)
-        factor = factor * jnp.sqrt(variance / dim)
-        return cls(m, m @ m.T + factor @ factor.T)
+
+        def draw(key: Array) -> tuple[Array, Array]:
+            key_m, key_normal, key_gamma = jax.random.split(key, 3)
+            m = jax.random.normal(key_m, (heads, features), jnp.float64)
+            # Bartlett: a lower triangle of normals, chi variables on the diagonal
+            freedom = dim - features - jnp.arange(heads, dtype=jnp.float64)
+            chi = jnp.sqrt(2 * jax.random.gamma(key_gamma, freedom / 2, dtype=jnp.float64))
+            factor = jnp.tril(jax.random.normal(key_normal, (heads, heads), jnp.float64), -1) + jnp.diag(chi)
+            return m, m @ m.T + factor @ factor.T
+
+        if replicas is None:
+            m, r = draw(key)
+        else:
+            index = jnp.arange(whole("replicas", replicas, 1))
+            m, r = jax.vmap(lambda i: draw(jax.random.fold_in(key, i)))(index)
+        return cls(jnp.sqrt(variance / dim) * m, variance / dim * r)
 
     @property
     def heads(self) -> int:
@@ -88,4 +100,7 @@ class OrderParameters(eqx.Module):
 
     def __getitem__(self, index: Any) -> "OrderParameters":
         """The entry (or slice) `index` of the leading axes."""
+        if self.m.ndim == 2:
+            raise IndexError("these are the order parameters of one state: there is no leading axis to index")
+        index = leading_index(index, self.m.shape[0])
         return jax.tree.map(lambda leaf: leaf[index], self)

@@ -16,6 +16,8 @@ from jaxtyping import Array, Float, Key
 
 from theory._checks import invalid, is_concrete, non_negative, real_array, whole
 
+_MOST_FLIPS = 12
+
 
 def _numbers(value: Any) -> str:
     """An array as nested lists with every digit."""
@@ -89,6 +91,10 @@ class GaussianMixture(Prior):
     """The general prior: weights (C,), means (C, F), covariances (C, F, F).
 
     Components of weight zero are dropped; the rest is normalized, but only if it sums to one within 1e-6.
+
+    Example:
+        >>> GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [[[0.25]], [[0.25]]]).variance().tolist()
+        [1.25]
     """
 
     weights_: Float[Array, " C"]
@@ -232,8 +238,15 @@ class Gaussian(Prior):
 
 
 def discrete(points: Any, weights: Any = None) -> Discrete:
-    """θ at the given support points (C, F), equally likely unless weights (C,) are given."""
+    """θ at the given support points (C, F), equally likely unless weights (C,) are given.
+
+    Example:
+        >>> discrete([[1.0, 0.0], [0.0, 2.0]], [0.25, 0.75]).mean().tolist()
+        [0.25, 1.5]
+    """
     points = real_array("points", points, 2)
+    if points.size == 0:
+        raise invalid("points", "at least one point and one feature", f"shape {points.shape}")
     if weights is None:
         weights = np.full(points.shape[0], 1 / points.shape[0])
     mixture = GaussianMixture(weights, points, jnp.zeros((*points.shape, points.shape[-1])))
@@ -241,17 +254,30 @@ def discrete(points: Any, weights: Any = None) -> Discrete:
 
 
 def sign_flips(mean: Any, amplitude: Any) -> SignFlips:
-    """θ_f = mean_f ± amplitude_f, independent fair signs: 2^(number of non-zero amplitudes) support points."""
+    """θ_f = mean_f ± amplitude_f, independent fair signs: 2^(number of non-zero amplitudes) support points.
+
+    Example:
+        >>> prior = sign_flips(mean=[2, 0, 0], amplitude=[0, 2.5, 1.5])
+        >>> prior.components, prior.variance().tolist()
+        (4, [0.0, 6.25, 2.25])
+    """
     mean, amplitude = real_array("mean", mean, 1), real_array("amplitude", amplitude, 1)
     if mean.shape != amplitude.shape or mean.size == 0:
         raise invalid("amplitude", f"one entry per entry of mean {mean.shape}, at least one", amplitude.shape)
     traced = not is_concrete(amplitude)  # which amplitudes vanish is then unknown: all may flip
     flipped = tuple(f for f in range(amplitude.shape[0]) if traced or float(amplitude[f]) != 0)
+    if len(flipped) > _MOST_FLIPS:
+        raise invalid("amplitude", f"at most {_MOST_FLIPS} non-zero entries (2^n support points)", len(flipped))
     return SignFlips(mean, amplitude, flipped)
 
 
 def one_hot(features: int, weights: Any = None) -> OneHot:
-    """θ = e_f with probability weights_f (default 1/F): F support points."""
+    """θ = e_f with probability weights_f (default 1/F): F support points.
+
+    Example:
+        >>> one_hot(2).means.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
     features = whole("features", features, 1)
     weights = non_negative("weights", np.full(features, 1 / features) if weights is None else weights, 1)
     if weights.shape != (features,):
@@ -265,7 +291,12 @@ def one_hot(features: int, weights: Any = None) -> OneHot:
 
 
 def gaussian(mean: Any, variance: Any) -> Gaussian:
-    """θ ~ N(mean, variance); variance (F,) for independent entries or a covariance matrix (F, F)."""
+    """θ ~ N(mean, variance); variance (F,) for independent entries or a covariance matrix (F, F).
+
+    Example:
+        >>> gaussian([0.0, 0.0], [1.0, 4.0]).variance().tolist()
+        [1.0, 4.0]
+    """
     mean, variance = real_array("mean", mean, 1), real_array("variance", variance, (1, 2))
     if mean.size == 0 or variance.shape not in ((mean.size,), (mean.size, mean.size)):
         raise invalid("variance", f"shape ({mean.size},) or ({mean.size}, {mean.size})", variance.shape)

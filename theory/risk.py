@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from theory import _laplace, _montecarlo
-from theory._checks import invalid, is_concrete, whole
+from theory._checks import instance, invalid, is_concrete, whole
 from theory.activation import Activation, Softmax
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
@@ -18,6 +18,7 @@ from theory.task import SingleLocation
 # Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
 _TRACED_NODES, _TRACED_FREQUENCIES = 64, 80
 _MOST_NODES = 2048
+_ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
 
 
 class Quadrature(eqx.Module):
@@ -38,8 +39,8 @@ class Quadrature(eqx.Module):
     frequencies: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
-        if not 1e-13 <= self.tolerance <= 1e-2:
-            raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 1e-2", self.tolerance)
+        if not (isinstance(self.tolerance, (float, int)) and 1e-13 <= self.tolerance <= 1e-2):
+            raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 1e-2", repr(self.tolerance))
         if (self.nodes is None) != (self.frequencies is None):
             raise invalid("nodes, frequencies", "both or neither", f"{self.nodes}, {self.frequencies}")
         if self.nodes is not None and self.frequencies is not None:
@@ -67,6 +68,12 @@ class Quadrature(eqx.Module):
 
     def _grid(self, states: OrderParameters, task: SingleLocation, activation: Activation) -> _laplace.Grid:
         """The grid for the hardest of the states (one leading axis)."""
+        if is_concrete(task.length) and self.tolerance < _ROUNDING * int(task.length):
+            raise invalid(
+                "tolerance",
+                f"at least {_ROUNDING * int(task.length):.0e} at L = {task.length}, the rounding of L terms in float64",
+                self.tolerance,
+            )
         if self.nodes is not None and self.frequencies is not None:
             return _laplace.Grid(self.tail, self.nodes, self.frequencies)
         if not is_concrete(states, task, activation):
@@ -136,13 +143,21 @@ def population_risk(
         >>> print(f"{th.population_risk(task, th.Softmax(), order):.8f}")
         0.44687973
     """
+    check_model(task, activation, order)
     if order.m.ndim != 2:
         raise invalid("order", "one state: m of shape (H, F); use jax.vmap over more", f"m of shape {order.m.shape}")
-    if order.features != task.features:
-        raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
     method = default_method(activation) if method is None else method
     value, error = evaluate_risk(task, activation, order, method, with_error=with_error, guarded=True)
     return (value, error) if with_error else value
+
+
+def check_model(task: Any, activation: Any, order: Any) -> None:
+    """Types, and that the order parameters have the task's features."""
+    instance("task", task, SingleLocation)
+    instance("activation", activation, Activation)
+    instance("order", order, OrderParameters)
+    if order.features != task.features:
+        raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
 
 
 def default_method(activation: Activation, tolerance: float = 1e-8) -> Method:

@@ -4,9 +4,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from theory._checks import invalid, non_negative, whole
+from theory._checks import invalid, is_concrete, non_negative, whole
 from theory.prior import Prior
 
 
@@ -17,6 +18,12 @@ class SingleLocation(eqx.Module):
         length: number L ≥ 2 of tokens.
         snr: signal-to-noise ratio ν ≥ 0.
         prior: law P_θ of the spikes' weights.
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=10, snr=1.0, prior=th.sign_flips([2, 0], [0, 2.5]))
+        >>> task.features
+        2
     """
 
     length: Any  # a Python int, or an array when the theory is swept over L
@@ -26,7 +33,13 @@ class SingleLocation(eqx.Module):
     def __init__(self, length: Any, snr: Any, prior: Prior):
         if not isinstance(prior, Prior):
             raise invalid("prior", "a prior (sign_flips, one_hot, gaussian, discrete, GaussianMixture)", repr(prior))
-        self.length = length if isinstance(length, jax.Array) else whole("length", length, 2)
+        if not isinstance(length, jax.Array):
+            length = whole("length", length, 2)
+        elif length.shape != () or not jnp.issubdtype(length.dtype, jnp.integer):
+            raise invalid("length", "one whole number >= 2", f"{length.dtype} of shape {length.shape}")
+        elif is_concrete(length):
+            whole("length", int(length), 2)
+        self.length = length
         self.snr = non_negative("snr", snr, 0)
         self.prior = prior
 

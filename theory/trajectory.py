@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int
 
+from theory._checks import leading_index
 from theory.activation import Activation
 from theory.order import OrderParameters
 from theory.task import SingleLocation
@@ -78,6 +79,7 @@ class Trajectory(eqx.Module):
         """One replica as a single run."""
         if self.replicas is None:
             raise IndexError("this trajectory is a single run: it has no replica axis to index")
+        replica = leading_index(replica, self.replicas)
         pick = lambda leaf: None if leaf is None else leaf[replica]  # noqa: E731
         return Trajectory(
             self.time,
@@ -128,7 +130,9 @@ class Trajectory(eqx.Module):
             f"{float(self.time[-1]):g}, {self.order.heads} heads, {self.order.features} features",
             f"  {', '.join(f'{name}={value}' for name, value in self.configuration().items())}",
             f"  {'; '.join(Result(int(code)).message for code in codes)}",
-            "       τ      risk" + ("      loss" if self.loss is not None else ""),
+            "       τ      risk"
+            + ("      loss" if self.loss is not None else "")
+            + ("   (means over replicas)" if self.replicas is not None else ""),
         ]
         for t in np.unique(np.linspace(0, self.time.shape[0] - 1, 6).astype(int)):
             row = f"{float(self.time[t]):8.3f}  {float(np.mean(self.risk[..., t])):8.5f}"

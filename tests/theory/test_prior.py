@@ -85,6 +85,10 @@ INITIAL = dict(heads=2, features=1, dim=10)
         (lambda: GaussianMixture([1.0], [[0.0, 0.0]], [[[1.0]]]), "covariances: expected shape"),
         (lambda: GaussianMixture([1.0], [["a"]], [[[1.0]]]), "means: expected an array of real numbers"),
         (lambda: SingleLocation(1, 1.0, FLIPS), "length: expected a whole number >= 2, got 1"),
+        (lambda: SingleLocation(jnp.array(1), 1.0, FLIPS), "length: expected a whole number >= 2, got 1"),
+        (lambda: SingleLocation(jnp.array(2.5), 1.0, FLIPS), "length: expected one whole number"),
+        (lambda: discrete([[]]), "points: expected at least one point"),
+        (lambda: sign_flips(np.zeros(40), np.ones(40)), "amplitude: expected at most 12 non-zero entries"),
         (lambda: SingleLocation(2.5, 1.0, FLIPS), "length: expected a whole number >= 2, got 2.5"),
         (lambda: SingleLocation(10, -1.0, FLIPS), "snr: expected no negative entry, got -1.0"),
         (lambda: SingleLocation(10, np.inf, FLIPS), "snr: expected finite numbers"),
@@ -123,7 +127,17 @@ def test_initial_replicas_are_drawn_by_folding_in_their_index():
     key = jax.random.key(5)
     many = th.OrderParameters.initial(key, heads=3, features=2, dim=50, replicas=3)
     alone = th.OrderParameters.initial(jax.random.fold_in(key, 2), heads=3, features=2, dim=50)
-    np.testing.assert_array_equal(many[2].r, alone.r)
+    np.testing.assert_allclose(many[2].r, alone.r, rtol=1e-14)
     assert not np.allclose(many.m[0], many.m[1])
     limit = th.OrderParameters.initial(key, heads=3, features=2, dim=None, variance=0.5)
     np.testing.assert_array_equal(limit.r, 0.5 * np.eye(3))
+
+
+def test_an_index_out_of_range_is_an_error_and_iteration_ends():
+    many = th.OrderParameters.initial(jax.random.key(0), heads=2, features=1, dim=10, replicas=2)
+    with pytest.raises(IndexError, match="index 5 is out of range for 2 entries"):
+        many[5]
+    assert len(list(many)) == 2
+    np.testing.assert_array_equal(many[-1].m, many[1].m)
+    with pytest.raises(IndexError, match="one state"):
+        many[0][0]

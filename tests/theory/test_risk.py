@@ -120,12 +120,12 @@ def test_the_stated_error_covers_the_error(seed):
     rng = np.random.default_rng(seed)
     task = th.SingleLocation(int(rng.choice([2, 5, 30, 10**5])), float(rng.uniform(0.5, 4)), FLIPS)
     order = random_state(seed, m=float(rng.uniform(0.3, 3)), w=float(rng.uniform(0.1, 2)))
-    best = th.population_risk(task, SOFTMAX, order, th.Quadrature(1e-12))
+    best = th.population_risk(task, SOFTMAX, order, th.Quadrature(max(1e-12, 2e-15 * task.length)))
     for method in (th.Quadrature(1e-4), th.Quadrature(1e-7), th.Quadrature(1e-8, nodes=16, frequencies=16)):
         value, error = th.population_risk(task, SOFTMAX, order, method, with_error=True)
-        assert abs(float(value - best)) <= 2 * float(error) + 1e-11
+        assert abs(float(value - best)) <= 2 * float(error) + 1e-10
         if method.nodes is None:
-            assert float(error) < 30 * method.tolerance
+            assert abs(float(value - best)) <= method.tolerance
 
 
 def test_wide_scores_move_the_windows():
@@ -137,6 +137,23 @@ def test_wide_scores_move_the_windows():
         value, error = th.population_risk(WORKED, SOFTMAX, order, with_error=True)
         assert abs(float(value) - mean) < 4 * standard_error
         assert error < 1e-6
+
+
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize(("length", "variance"), [(10, 100.0), (1000, 1000.0), (10, 1.0)])
+def test_the_tolerance_is_kept_by_one_wide_head(length, variance, tolerance):
+    # with the nodes of a Gaussian width the largest of L−1 scores, which is sharper, went unresolved: 1e-7 at 1e-12
+    task = th.SingleLocation(length, 1.0, th.sign_flips([1.0], [0.5]))
+    order = th.OrderParameters([[0.0]], [[variance]])
+    value = th.population_risk(task, SOFTMAX, order, th.Quadrature(tolerance))
+    best = th.population_risk(task, SOFTMAX, order, th.Quadrature(1e-12, 400, 64))
+    assert abs(float(value - best)) < tolerance
+
+
+def test_a_length_whose_rounding_exceeds_the_tolerance_is_refused():
+    task = th.SingleLocation(10**12, 1.0, FLIPS)
+    with pytest.raises(ValueError, match="tolerance: expected at least 1e-03 at L = 1000000000000"):
+        th.population_risk(task, SOFTMAX, random_state(0))
 
 
 def test_scores_too_wide_for_the_fixed_nodes_are_an_error_not_a_number():
@@ -324,6 +341,7 @@ def test_monte_carlo_is_the_same_number_alone_and_under_differentiation():
         (lambda: th.Quadrature(nodes=10), "nodes, frequencies: expected both or neither"),
         (lambda: th.Quadrature(nodes=2, frequencies=10), "nodes: expected a whole number >= 4, got 2"),
         (lambda: th.MonteCarlo(samples=1), "samples: expected a whole number >= 2, got 1"),
+        (lambda: th.Quadrature("a"), "tolerance: expected a number from 1e-13 .*got 'a'"),
         (lambda: th.population_risk(WORKED, SOFTMAX, random_state(0, features=2)), "order: expected m with F = 3"),
         (lambda: th.population_risk(WORKED, th.Softmax(np.ones(3)), random_state(0)), "temperature: expected"),
         (
