@@ -46,6 +46,31 @@ class Configuration:
         plain = (re.sub(r"[^A-Za-z0-9.-]+", "_", part.replace(" ", "")).strip("_") for part in parts)
         return "-".join([*plain, f"seed{self.seed}"])
 
+    def check(self) -> None:
+        """Refuses wrong values by name, before anything is looked up, computed or written.
+
+        Raises:
+            ValueError: naming the field, what was expected and what came.
+        """
+        from headsplit.parse import parse_prior
+        from sim._driver import RecordGrid
+        from sim.loss import check_loss
+        from theory import SingleLocation
+        from theory._checks import invalid, positive, whole
+
+        task = SingleLocation(length=self.length, snr=self.snr, prior=parse_prior(self.prior))
+        whole("dim", self.dim, task.features + whole("heads", self.heads, 1))
+        for name in ("variance", "learning_rate", "time"):
+            positive(name, getattr(self, name), 0)
+        for name in ("batch", "replicas"):
+            whole(name, getattr(self, name), 1)
+        RecordGrid.make(whole("records", self.records, 2), self.time, self.learning_rate, self.dim)
+        check_loss(self.loss)
+        if not 0.001 <= self.level < 1:
+            raise invalid("level", "0.001 <= level < 1", self.level)
+        if self.until is not None and not self.until > 0:
+            raise invalid("until", "a time > 0", self.until)
+
 
 class Interrupted(Exception):
     """Stopped by the user; the message says what is kept."""
@@ -64,6 +89,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
     from compare import load
     from compare.store import differences
 
+    configuration.check()
+    _check_folder(folder)
     path = folder / STORE
     wanted = asdict(configuration)
     if path.exists():
@@ -79,6 +106,12 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
     return show(path, say=say)
 
 
+def _check_folder(folder: Path) -> None:
+    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ValueError(f"out: expected a folder, {there} is a file")
+
+
 def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
     """Print the verdict of a stored comparison and draw its figure beside it."""
     from compare import load
@@ -87,15 +120,26 @@ def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
 
     store = load(path)
     if store.metadata["status"] != "complete":
-        raise ValueError(f"{path}: expected a complete result, got status {store.metadata['status']!r}")
-    pictures = save_figure(draw(store), path.parent / FIGURE)
+        raise ValueError(
+            f"{path}: expected a complete result, got one that is {store.metadata['status']}; "
+            f"{_use_of_unfinished(path)}"
+        )
+    drawable = int(store["agreement"].attrs["replicas"]) > 0
+    pictures = save_figure(draw(store), path.parent / FIGURE) if drawable else []
     say("")
     say(store["agreement"].attrs["report"])
-    say(store["aligned"].attrs["report"])
+    say(store["aligned"].attrs["report"] if drawable else "No figure: no replica reached its end")
     say("")
     for written in (path, *pictures):
         say(f"  {written}")
     return json.loads(store["agreement"].attrs["agrees"])
+
+
+def _use_of_unfinished(path: Path) -> str:
+    return (
+        f"compare.load({str(path)!r})['simulation'] reads it in Python, "
+        "no verdict or figure is made of it, and the same command computes again from the start"
+    )
 
 
 def _compute(configuration: Configuration, path: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
@@ -105,7 +149,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     from compare import agreement, align, save
     from headsplit.parse import parse_prior
     from sim import MultiHeadAttention, train
-    from theory import Result, SingleLocation, Softmax, gradient_flow
+    from theory import Result, SingleLocation, Softmax
 
     c = configuration
     task = SingleLocation(length=c.length, snr=c.snr, prior=parse_prior(c.prior))
@@ -139,21 +183,19 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         until = float(simulation.time[reached[-1]]) if len(reached) else 0.0
         # what may lie there is an unfinished run of the same configuration
         save(path, {"simulation": simulation.to_xarray()}, asdict(c), status="interrupted", replace=True)
-        return Interrupted(f"interrupted: the simulation up to τ = {until:.4g} is kept in {path}")
+        return Interrupted(
+            f"interrupted: the simulation up to τ = {until:.4g} is kept in {path}; {_use_of_unfinished(path)}"
+        )
 
     if np.any(np.asarray(simulation.result) == Result.interrupted):
         raise keep_unfinished()
-    say(f"Theory: the flow with the finite-step corrector, from each of the {c.replicas} starts")
+    ended = np.flatnonzero(np.asarray(simulation.result) == Result.successful)
+    if len(ended) < c.replicas:
+        say(_diverged(simulation))
+    if len(ended):
+        say(f"Theory: the flow with the finite-step corrector, from {_starts(len(ended), c.replicas)}")
     try:
-        theory = gradient_flow(
-            task,
-            layer.activation,
-            layer.order(),
-            simulation.time,
-            step_size=c.learning_rate / c.batch,
-            progress=progress,
-            throw=False,
-        )
+        theory = _flow(simulation, layer.order(), ended, step_size=c.learning_rate / c.batch, progress=progress)
     except KeyboardInterrupt:
         raise keep_unfinished() from None
     datasets = {
@@ -163,3 +205,59 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         "agreement": agreement(theory, simulation, level=c.level, until=c.until).to_xarray(),
     }
     save(path, datasets, asdict(c), replace=True)
+
+
+def _starts(count: int, replicas: int) -> str:
+    if count < replicas:
+        return f"the {count} start{'' if count == 1 else 's'} whose SGD reached its end"
+    return f"each of the {count} starts" if count > 1 else "its start"
+
+
+def _diverged(simulation: Any) -> str:
+    """Which replicas did not reach their end, and where they were last seen."""
+    import numpy as np
+
+    lost = np.flatnonzero(np.asarray(simulation.result) != 0)
+    finite: np.ndarray = np.all(np.isfinite(np.asarray(simulation.order.m)), axis=(2, 3))
+    last = [float(simulation.time[np.flatnonzero(row)[-1]]) if row.any() else 0.0 for row in finite[lost]]
+    shown = ", ".join(f"replica {i} after τ = {tau:.4g}" for i, tau in zip(lost[:8], last, strict=False))
+    more = f", and {len(lost) - 8} more" if len(lost) > 8 else ""
+    return f"SGD diverged in {len(lost)} of {len(finite)} replicas ({shown}{more}); the theory is not solved for them"
+
+
+def _flow(simulation: Any, start: Any, ended: Any, *, step_size: float, progress: bool) -> Any:
+    """The theory of the replicas `ended`; NaN, with the simulation's own result, for the others."""
+    import equinox as eqx
+    import jax.numpy as jnp
+    import numpy as np
+
+    from theory import Trajectory, gradient_flow
+
+    def spread(values: Any, like: Any) -> Any:
+        """`values` of the replicas that were solved, at their places among all."""
+        full = np.full(like.shape, np.nan)
+        if values is not None:
+            full[ended] = np.asarray(values)
+        return jnp.asarray(full)
+
+    result, part = np.array(simulation.result), None
+    settings = {"source": "not solved", "step_size": step_size}
+    if len(ended):
+        part = gradient_flow(
+            simulation.task,
+            simulation.activation,
+            start[ended],
+            simulation.time,
+            step_size=step_size,
+            progress=progress,
+            throw=False,
+        )
+        if len(ended) == len(result):
+            return part
+        result[ended], settings = np.asarray(part.result), dict(part.settings)
+    m, r = (spread(part and getattr(part.order, name), getattr(simulation.order, name)) for name in ("m", "r"))
+    order = eqx.tree_at(lambda o: (o.m, o.r), simulation.order, (m, r))  # its constructor refuses NaN
+    risk = spread(part and part.risk, simulation.risk)
+    return Trajectory(
+        simulation.time, order, simulation.activation, risk, None, None, jnp.asarray(result), simulation.task, settings
+    )

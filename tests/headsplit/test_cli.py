@@ -6,6 +6,8 @@ import subprocess
 import sys
 from dataclasses import asdict
 
+import equinox as eqx
+import numpy as np
 import pytest
 import synthetic
 from typer.testing import CliRunner
@@ -119,6 +121,97 @@ def test_wrong_usage_is_exit_code_two(computed, options, message):
     assert done.exit_code == 2
     assert message in done.output
     assert computed["count"] == 0
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["new folder", "existing folder"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--replicas", "0"], "replicas: expected a whole number >= 1, got 0"),
+        (["--dim", "3"], "dim: expected a whole number >= 7, got 3"),
+        (["--heads", "0"], "heads: expected"),
+        (["--length", "1"], "length: expected"),
+        (["--batch", "0"], "batch: expected"),
+        (["--records", "1"], "records: expected"),
+        (["--time", "nan"], "time: expected finite numbers"),
+        (["--learning-rate", "-1"], "learning_rate: expected"),
+        (["--variance", "0"], "variance: expected"),
+        (["--snr", "inf"], "snr: expected"),
+        (["--loss", "mse"], "loss: expected"),
+        (["--until", "0"], "until: expected a time > 0, got 0.0"),
+        (["--until", "nan"], "until: expected"),
+    ],
+)
+def test_wrong_values_are_named_before_anything_is_done(computed, tmp_path, options, message, there):
+    if there:
+        save(tmp_path / "here/result.zarr", {}, asdict(Configuration()))
+    done = runner.invoke(app, ["compare", "--out", "here", *options])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert len(done.output.strip().splitlines()) == 1
+    assert computed["count"] == 0
+    assert there or not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("out", ["file", "file/deeper"])
+def test_out_that_is_a_file(computed, tmp_path, out):
+    (tmp_path / "file").write_text("mine")
+    done = runner.invoke(app, ["compare", "--out", out])
+    assert done.exit_code == 2
+    assert "out: expected a folder, file is a file" in done.output
+
+
+def test_a_damaged_store_is_wrong_usage_not_disagreement(computed, tmp_path):
+    runner.invoke(app, ["compare", "--out", "here"])
+    chunk = next(file for file in (tmp_path / "here/result.zarr/theory/m/c").rglob("*") if file.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    for words in (["compare", "--out", "here"], ["figure", "compare", "here"]):
+        done = runner.invoke(app, words)
+        assert done.exit_code == 2
+        assert "theory/m" in done.output
+
+
+def test_what_an_interrupted_run_left_can_be_used_as_the_message_says(computed, tmp_path):
+    run = synthetic.simulated(synthetic.ideal(0), 0).to_xarray()
+    path = save(tmp_path / "here/result.zarr", {"simulation": run}, asdict(Configuration()), status="interrupted")
+    done = runner.invoke(app, ["figure", "compare", "here"])
+    assert done.exit_code == 2
+    assert "compare.load('here/result.zarr')['simulation'] reads it in Python" in done.output
+    assert load(path)["simulation"].equals(run)
+
+
+def test_when_every_replica_diverges_no_theory_is_solved(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("theory.gradient_flow", None)
+    options = "--dim 100 --heads 2 --length 3 --replicas 3 --learning-rate 1e30 --time 1e30 --records 3 --no-progress"
+    done = runner.invoke(app, ["compare", "--out", "here", *options.split()])
+    assert done.exit_code == 0, done.output
+    assert "SGD diverged in 3 of 3 replicas (replica 0 after τ = 0" in done.output
+    assert "NO VERDICT" in done.output
+    assert "0 complete replicas" in done.output
+    stored = load(tmp_path / "here/result.zarr")
+    assert stored["simulation"]["result"].values.tolist() == [1, 1, 1]
+    assert runner.invoke(app, ["figure", "compare", "here"]).exit_code == 0
+
+
+def test_the_theory_is_solved_only_where_sgd_reached_its_end(monkeypatch):
+    theory = synthetic.ideal(0, replicas=4)
+    run = synthetic.simulated(theory, 0)
+    lost = run.result.at[1].set(1), run.risk.at[1, 3:].set(float("nan")), run.order.m.at[1, 3:].set(float("nan"))
+    run = eqx.tree_at(lambda t: (t.result, t.risk, t.order.m), run, lost)
+    kept = np.array([0, 2, 3])
+    part = eqx.tree_at(
+        lambda t: (t.order, t.risk, t.result), theory, (theory.order[kept], theory.risk[kept], theory.result[kept])
+    )
+    monkeypatch.setattr("theory.gradient_flow", lambda *given, **options: part)
+    solved = headsplit.compare._flow(run, theory.order, kept, step_size=0.5, progress=False)
+    np.testing.assert_array_equal(solved.order.m[kept], theory.order.m[kept])
+    assert np.all(np.isnan(solved.order.m[1]))
+    assert solved.result.tolist() == [0, 1, 0, 0]
+    verdict = agreement(solved, run)
+    assert (verdict.replicas, verdict.excluded) == (3, 1)
+    align(solved, run).to_xarray()
+    assert "1 of 4 replicas (replica 1 after τ = 2)" in headsplit.compare._diverged(run)
 
 
 def test_figure_compare_draws_again(computed, tmp_path):
