@@ -48,7 +48,7 @@ def _headsplit(
     Units: time is the clock τ = η·steps/D, with the learning rate η of order one; overlaps are per dimension,
     m = k·k*/D and r = k·k'/D; the signal in the informative token is √(ν/D) Σ_f θ_f k*_f in noise of variance one.
 
-    Exit codes: 0 agreement or no verdict (also when every run diverged), 1 disagreement, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 agreement or no verdict (even if all runs diverged), 1 disagreement, 2 wrong usage, 130 interrupted.
     """
     # 1.4 times as many random numbers a second on one machine; the store records it
     os.environ.setdefault("JAX_THREEFRY_PARTITIONABLE", "false")
