@@ -12,9 +12,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from compare.store import Store
-from figures.style import BIAS, COLOURS, DOUBLE, MARKERS, NOISE, WIDE, simulation_points, style, theory_line
+from figures.style import BIAS, COLOURS, DASHES, DOUBLE, NOISE, WIDE, look, simulation_points, style, theory_line
 
 FRESH: dict[str, Any] = {"fmt": "x", "color": COLOURS[1], "zorder": 2.5}  # the fresh-sample loss
+FRESH_LABEL = "SGD, fresh-sample loss"
 MAX_MARKERS = 16  # more records are drawn as every n-th
 
 
@@ -112,8 +113,9 @@ def residuals(ax: Axes, agreement: xr.Dataset, name: str, *, feature: int | None
     mean, error, bias, allowed = _parts(agreement, name, feature)
     time, artists, some = mean["time"], [], _thinned(mean.sizes["time"])
     most, noise = allowed.max("head"), (allowed - bias).max("head")
-    artists.append(ax.fill_between(time, -most, most, color=BIAS, linewidth=0))
-    artists.append(ax.fill_between(time, -noise, noise, color=NOISE, linewidth=0))
+    if np.any(np.isfinite(most)):
+        artists.append(ax.fill_between(time, -most, most, color=BIAS, linewidth=0))
+        artists.append(ax.fill_between(time, -noise, noise, color=NOISE, linewidth=0))
     artists.append(ax.axhline(0, color="black", linewidth=0.5))
     black: dict[str, Any] = {"color": "black", "markeredgecolor": "black"} if name == "risk" else {}
     for h in range(mean.sizes["head"]):
@@ -124,7 +126,7 @@ def residuals(ax: Axes, agreement: xr.Dataset, name: str, *, feature: int | None
     if name == "risk" and "loss_residual" in agreement:
         loss, bar, _, band = (part.isel(head=0) for part in _parts(agreement, "loss", None))
         artists += simulation_points(ax, time[some], loss[some], bar[some], **FRESH, markersize=2.2)
-        for sign in (-1, 1):
+        for sign in (-1, 1) if np.any(np.isfinite(band)) else ():
             artists += ax.plot(time, sign * band, color=FRESH["color"], linewidth=0.6, linestyle=":")
         reach += [band, abs(loss) + bar]
     top = max(float(part.where(judged).max(skipna=True)) for part in reach)
@@ -135,37 +137,65 @@ def residuals(ax: Axes, agreement: xr.Dataset, name: str, *, feature: int | None
 
 
 def unjudged(ax: Axes, agreement: xr.Dataset) -> list:
-    """A line where the verdict ends."""
+    """A line where judging ends, if anything is judged."""
     until, end = float(agreement.attrs["until"]), float(agreement["time"][-1])
     ax.set_xlim(-0.03 * end, 1.03 * end)
-    return [] if until >= end else [ax.axvline(until, color="black", linewidth=0.6, linestyle=(0, (4, 2)), zorder=1.5)]
+    return (
+        []
+        if until >= end or not _banded(agreement)
+        else [ax.axvline(until, color="black", linewidth=0.6, linestyle=(0, (4, 2)), zorder=1.5)]
+    )
 
 
 def legend(ax: Axes, store: Store) -> list:
     """What the marks mean, with the numbers of the run and the verdict."""
     configuration, agreement = store.configuration, store["agreement"]
-    heads = store["aligned"].sizes["head"]
+    heads, replicas = store["aligned"].sizes["head"], int(agreement.attrs["replicas"])
+    until, end = float(agreement.attrs["until"]), float(agreement["time"][-1])
     grey = {"color": "0.3", "markerfacecolor": "white", "markersize": 3}
-    entries = [
-        *(
-            Line2D([], [], color=COLOURS[h % len(COLOURS)], marker=MARKERS[h % len(MARKERS)], markersize=3,
-                   markerfacecolor="white", label=f"head {h + 1}")
-            for h in range(min(heads, len(COLOURS)))
-        ),
-        Line2D([], [], color="0.3", label="theory (faint: single runs)"),
+    entries: list[Any] = [
+        Line2D([], [], color="0.3", label=f"theory{' (faint: single runs)' if replicas > 1 else ''}"),
         Line2D([], [], linestyle="", marker="o", **grey, label="SGD; Δ = SGD − theory"),
-        Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label="SGD, fresh-sample loss"),
-        Patch(color=NOISE, label="noise floor"),
-        Patch(color=BIAS, label="with O(1/D) bias"),
-        Line2D([], [], color="black", linewidth=0.6, linestyle=(0, (4, 2)), label="end of the verdict"),
-    ]  # fmt: skip
-    verdict = {True: "agrees", False: "disagrees", None: "no verdict"}[json.loads(agreement.attrs["agrees"])]
-    title = (
-        f"D = {configuration['dim']}, {agreement.attrs['replicas']} replicas, aligned\n"
-        f"theory and SGD: {verdict}\nbars: standard error"
-    )
-    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (-0.12, 0.5), "borderaxespad": 0.0}
-    return [ax.legend(handles=entries, title=title, title_fontsize=6.5, fontsize=6.5, handlelength=1.6, **place)]
+    ]
+    if "loss" in store["simulation"]:
+        entries.append(Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label=FRESH_LABEL))
+    if _banded(agreement):
+        entries += [Patch(color=NOISE, label="noise floor"), Patch(color=BIAS, label="with O(1/D) bias")]
+        if "loss_allowed" in agreement:
+            entries.append(Line2D([], [], color=FRESH["color"], linewidth=0.6, linestyle=":", label="both, fresh loss"))
+        if until < end:
+            entries.append(
+                Line2D([], [], color="black", linewidth=0.6, linestyle=(0, (4, 2)), label="judged up to here")
+            )
+    verdict = {True: "agree", False: "disagree", None: "no verdict"}[json.loads(agreement.attrs["agrees"])]
+    several = [f"D = {configuration['dim']}, {replicas} replicas, aligned"]
+    lines = several if replicas > 1 else [f"D = {configuration['dim']}, {replicas} replica"]
+    lines.append(f"theory and SGD: {verdict}" + ("" if verdict == "no verdict" else f" for τ ≤ {until:.4g}"))
+    if replicas > 1:
+        lines.append("bars: standard error")
+    distinct = len(COLOURS) * len(DASHES)
+    lines.append("head" if heads <= distinct else f"head ({distinct + 1}… repeat from 1)")
+    names = [
+        Line2D([], [], **look(h), markersize=3, markerfacecolor="white", label=f"{h + 1}")
+        for h in range(min(heads, distinct))
+    ]
+    place: dict[str, Any] = {"borderaxespad": 0.0, "borderpad": 0.0, "fontsize": 6.5, "handlelength": 1.8}
+    columns = min(len(names), 4 if len(names) <= 8 else 7)
+    narrow: dict[str, Any] = {"columnspacing": 0.6, "handletextpad": 0.3} if columns > 4 else {"columnspacing": 1.0}
+    if columns > 4:
+        narrow["fontsize"], narrow["handlelength"] = 5.5, 1.1
+    above = ax.legend(
+        handles=names, title="\n".join(lines), title_fontsize=6.5, alignment="left", ncols=columns,
+        loc="upper left", bbox_to_anchor=(-0.12, 0.88), **{**place, **narrow},
+    )  # fmt: skip
+    ax.add_artist(above)
+    below = ax.legend(handles=entries, loc="lower left", bbox_to_anchor=(-0.12, -0.05), labelspacing=0.3, **place)
+    return [above, below]
+
+
+def _banded(agreement: xr.Dataset) -> bool:
+    """Whether there are residuals that were judged, and so bands to draw."""
+    return bool(np.any(np.isfinite(agreement["m_allowed"])))
 
 
 def _parts(agreement: xr.Dataset, name: str, feature: int | None) -> tuple[xr.DataArray, ...]:

@@ -17,8 +17,16 @@ DOUBLE = 7.0  # two, with the gutter
 # Okabe and Ito's colours without yellow, which is lost on white paper
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.2)), (0, (1, 1)))  # the colours' first, second and third round
 NOISE = "#BBBBBB"  # noise floor
 BIAS = "#E2E2E2"  # what lies beyond it and is still allowed
+
+
+def look(index: int) -> dict[str, Any]:
+    """Colour, marker and line style of head (or series) `index`, all different for the first 21."""
+    around, place = divmod(index, len(COLOURS))
+    marker = MARKERS[(place + around) % len(MARKERS)]
+    return {"color": COLOURS[place], "marker": marker, "linestyle": DASHES[around % len(DASHES)]}
 
 
 @contextmanager
@@ -54,20 +62,17 @@ def style() -> Iterator[None]:
 
 def theory_line(ax: Axes, time: Any, values: Any, index: int = 0, **options: Any) -> list[Any]:
     """Theory: a line, in the colour of head (or series) `index`."""
-    return list(
-        ax.plot(
-            np.asarray(time), np.asarray(values), **{"color": COLOURS[index % len(COLOURS)], "zorder": 2, **options}
-        )
-    )
+    own = {**look(index), "marker": "", "zorder": 2}
+    return list(ax.plot(np.asarray(time), np.asarray(values), **{**own, **options}))
 
 
 def simulation_points(ax: Axes, time: Any, values: Any, errors: Any, index: int = 0, **options: Any) -> list[Any]:
     """Simulation: open markers with error bars (none where the error is unknown)."""
-    colour = COLOURS[index % len(COLOURS)]
+    own = look(index)
     bars = np.where(np.isfinite(np.asarray(errors)), errors, 0.0)
     defaults = {
-        "fmt": MARKERS[index % len(MARKERS)],
-        "color": colour,
+        "fmt": own["marker"],
+        "color": own["color"],
         "markerfacecolor": "white",
         "markeredgewidth": 0.6,
         "elinewidth": 0.6,

@@ -8,7 +8,7 @@ import xarray as xr
 
 from compare import agreement, align, load, save
 from figures import compare as picture
-from figures.style import COLOURS, save_figure, style
+from figures.style import COLOURS, look, save_figure, style
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,52 @@ def test_draws_and_saves_any_shape(make, setup, tmp_path):
     written = save_figure(figure, tmp_path / "deep/compare")
     assert [p.name for p in written] == ["compare.pdf", "compare.png"]
     assert all(p.stat().st_size > 1000 for p in written)
+
+
+def legend_of(figure):
+    """Title, head labels and the other labels."""
+    ax = figure.axes[-1]
+    above, below = (artist for artist in ax.get_children() if isinstance(artist, mpl.legend.Legend))
+    labels = [[text.get_text() for text in legend.get_texts()] for legend in (above, below)]
+    return above.get_title().get_text(), *labels
+
+
+def test_legend_says_how_far_the_verdict_goes_and_names_every_line(make):
+    title, heads, labels = legend_of(picture.draw(make("legend", growth=0.5, times=31)))
+    assert "theory and SGD: agree for τ ≤ 5" in title
+    assert "bars: standard error" in title
+    assert heads == ["1", "2"]
+    assert {"noise floor", "with O(1/D) bias", "both, fresh loss", "judged up to here"} < set(labels)
+
+
+def test_legend_names_nothing_that_is_not_drawn(make):
+    figure = picture.draw(make("bare", replicas=1, growth=0.5, times=31))
+    title, _, labels = legend_of(figure)
+    assert "no verdict" in title
+    assert "bars" not in title
+    assert labels == ["theory", "SGD; Δ = SGD − theory", picture.FRESH_LABEL]
+    _, _, labels = legend_of(picture.draw(make("whole")))
+    assert "judged up to here" not in labels
+
+
+def test_heads_beyond_the_palette_look_different(make):
+    _, heads, _ = legend_of(picture.draw(make("many", heads=9, times=4)))
+    assert heads == [str(h) for h in range(1, 10)]
+    assert len({tuple(map(str, look(h).values())) for h in range(21)}) == 21
+    assert len({(look(h)["color"], look(h)["marker"]) for h in range(21)}) == 21
+    title, heads, _ = legend_of(picture.draw(make("too many", heads=22, times=4, features=1)))
+    assert "22… repeat" in title
+    assert len(heads) == 21
+
+
+def test_legend_keeps_clear_of_other_text_in_two_columns(make):
+    figure = picture.draw(make("two", features=1))
+    figure.canvas.draw()
+    labels = [ax.xaxis.label.get_window_extent() for ax in figure.axes[:-1] if ax.get_xlabel()]
+    above, below = (a for a in figure.axes[-1].get_children() if isinstance(a, mpl.legend.Legend))
+    boxes = [legend.get_window_extent() for legend in (above, below)]
+    assert not boxes[0].overlaps(boxes[1])
+    assert not any(box.overlaps(label) for box in boxes for label in labels)
 
 
 def test_lines_are_theory_means_and_markers_the_simulation(make):
