@@ -60,7 +60,7 @@ def _steps(dim: int, batch: int, replicas: int, loss: str):
     ("dim", "batch", "replicas", "most"),
     [(1000, 10, 1, 1.2), (1000, 10, 8, 1.2), (10_000, 10, 1, 1.2), (10_000, 10, 8, 1.2), (100_000, 2, 1, 1.4)],
 )
-def test_step_costs_little_more_than_its_tokens(dim, batch, replicas, most):
+def test_step_costs_little_more_than_its_tokens(dim, batch, replicas, most, benchmark):
     steps = max(1, 10**7 // (dim * batch * TASK.length * replicas))
     runs = {
         "draw": _draw_alone(dim, batch, replicas),
@@ -85,4 +85,6 @@ def test_step_costs_little_more_than_its_tokens(dim, batch, replicas, most):
         print(f"{loss} loss {ratio[loss]:.3f}× the drawing", end=" ")
         print(f"(of the best: {best[loss] / best['draw']:.3f}), {samples:.0f} samples/s; ", end="")
     print()
+    benchmark.extra_info.update({f"step / drawing, {loss} loss": ratio[loss] for loss in ("finite", "limit")})
+    benchmark.pedantic(runs["finite"], args=(steps,), rounds=3)
     assert ratio["finite"] < most
