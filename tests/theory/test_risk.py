@@ -68,7 +68,7 @@ def test_quadrature_equals_sampling_with_many_tokens():
 @pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_quadrature_equals_a_million_samples(prior):
-    # 20 comparisons at |z| < 4: false-alarm rate 0.13 %
+    # 16 comparisons at |z| < 4: false-alarm rate 0.10 %
     for length in (2, 3, 10, 1000):
         task = th.SingleLocation(length, 1.5, PRIORS[prior])
         order = random_state(20 + length % 97, m=1.2)
