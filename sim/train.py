@@ -12,7 +12,7 @@ from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
-from theory import MonteCarlo, OrderParameters, RunFailed, SingleLocation, Trajectory
+from theory import OrderParameters, RunFailed, SingleLocation, Trajectory
 from theory._checks import instance, invalid, non_negative, positive, typed_key, whole
 from theory.risk import recorded_risk
 
@@ -119,7 +119,7 @@ def train(
         time=jnp.asarray(grid.times),
         order=order,
         activation=layer.activation,
-        risk=recorded_risk(task, layer.activation, order, None if layer.activation.pairwise else MonteCarlo()),
+        risk=recorded_risk(task, layer.activation, order),
         loss=records["loss"],
         loss_error=records["loss_error"],
         result=single(log.result),

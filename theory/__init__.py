@@ -9,8 +9,12 @@ import jax
 jax.config.update("jax_enable_x64", True)
 
 from theory.activation import Activation as Activation  # noqa: E402
+from theory.activation import BayesSoftmax as BayesSoftmax  # noqa: E402
 from theory.activation import Softmax as Softmax  # noqa: E402
+from theory.activation import Softmax1 as Softmax1  # noqa: E402
 from theory.flow import gradient_flow as gradient_flow  # noqa: E402
+from theory.method import MonteCarlo as MonteCarlo  # noqa: E402
+from theory.method import Quadrature as Quadrature  # noqa: E402
 from theory.order import OrderParameters as OrderParameters  # noqa: E402
 from theory.prior import GaussianMixture as GaussianMixture  # noqa: E402
 from theory.prior import Prior as Prior  # noqa: E402
@@ -18,8 +22,6 @@ from theory.prior import discrete as discrete  # noqa: E402
 from theory.prior import gaussian as gaussian  # noqa: E402
 from theory.prior import one_hot as one_hot  # noqa: E402
 from theory.prior import sign_flips as sign_flips  # noqa: E402
-from theory.risk import MonteCarlo as MonteCarlo  # noqa: E402
-from theory.risk import Quadrature as Quadrature  # noqa: E402
 from theory.risk import population_risk as population_risk  # noqa: E402
 from theory.task import SingleLocation as SingleLocation  # noqa: E402
 from theory.trajectory import Result as Result  # noqa: E402

@@ -2,26 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
-from scipy.special import ndtri
-from scipy.stats import qmc
 
 from theory._montecarlo import root
 from theory.activation import Activation
 from theory.risk import loss_limit
 from theory.scores import Scores
-
-_MOST_SOBOL = 21201  # dimensions SciPy has direction numbers for
-
-
-def normal_points(samples: int, length: int, heads: int, seed: int) -> Float[np.ndarray, "L H N"]:
-    """Standard normal points that fill space evenly: scrambled Sobol, plain draws beyond its dimensions."""
-    if length * heads > _MOST_SOBOL:
-        return np.random.default_rng(seed).standard_normal((length, heads, samples))
-    sobol = qmc.Sobol(length * heads, scramble=True, rng=np.random.default_rng(seed))
-    uniform = sobol.random_base2(int(np.ceil(np.log2(samples))))
-    return ndtri(np.clip(uniform, 2.0**-53, 1 - 2.0**-53)).T.reshape(length, heads, -1)
 
 
 def gradient_covariance(activation: Activation, scores: Scores, points: Float[Array, "L H N"]) -> Float[Array, "H H"]:

@@ -14,10 +14,12 @@ from tqdm import tqdm
 
 from theory._checks import invalid, is_concrete, non_negative, times_array, whole
 from theory._montecarlo import root
+from theory._nodes import normal_points
 from theory.activation import Activation
-from theory.corrector import gradient_covariance, normal_points
+from theory.corrector import gradient_covariance
+from theory.method import Method, Quadrature, default_method
 from theory.order import OrderParameters
-from theory.risk import Method, Quadrature, check_model, default_method, evaluate_risk, recorded_risk
+from theory.risk import check_model, evaluate_risk, recorded_risk
 from theory.scores import score_law
 from theory.task import SingleLocation
 from theory.trajectory import Result, RunFailed, Trajectory

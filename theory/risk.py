@@ -1,4 +1,4 @@
-"""The population risk E(m, r) as D → ∞, and the methods that evaluate it."""
+"""The population risk E(m, r) as D → ∞."""
 
 from typing import Any
 
@@ -8,107 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory import _laplace, _montecarlo
-from theory._checks import instance, invalid, is_concrete, whole
-from theory.activation import Activation, Softmax
+from theory import _heads, _joint, _montecarlo
+from theory._checks import instance, invalid, is_concrete
+from theory.activation import Activation, BayesSoftmax, HeadNormalized
+from theory.fit import MOST_NODES, State, fit, flat, head_grid, heads_need, joint_grid
+from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
-from theory.scores import Scores, score_law
+from theory.scores import score_law
 from theory.task import SingleLocation
 
-# Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
-_TRACED_NODES, _TRACED_FREQUENCIES = 64, 80
-_MOST_NODES = 2048
-_ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
-
-
-class Quadrature(eqx.Module):
-    """The exact engine: one- and two-head integrals, cost independent of L, no noise.
-
-    Windows always follow the state. So do node counts, when the state is known numbers; inside `jit`, `grad` or
-    `vmap`, where it is not, they are fixed, and a state that needs far more is a run-time error. `fitted` fixes
-    the counts a given state needs.
-
-    Args:
-        tolerance: absolute error aimed at, 1e-13 … 1e-2.
-        nodes: nodes in the integration variable (default: as the state needs).
-        frequencies: Fourier nodes (default: as the state needs).
-    """
-
-    tolerance: float = eqx.field(static=True, default=1e-8)
-    nodes: int | None = eqx.field(static=True, default=None)
-    frequencies: int | None = eqx.field(static=True, default=None)
-
-    def __check_init__(self) -> None:
-        if not (isinstance(self.tolerance, (float, int)) and 1e-13 <= self.tolerance <= 1e-2):
-            raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 1e-2", repr(self.tolerance))
-        if (self.nodes is None) != (self.frequencies is None):
-            raise invalid("nodes, frequencies", "both or neither", f"{self.nodes}, {self.frequencies}")
-        if self.nodes is not None and self.frequencies is not None:
-            whole("nodes", self.nodes, 4)
-            whole("frequencies", self.frequencies, 4)
-
-    @property
-    def tail(self) -> float:
-        """Mass left outside the windows: errors are up to about fifteen times that."""
-        return self.tolerance / 20
-
-    @property
-    def counts(self) -> tuple[int | None, int | None]:
-        """(nodes, frequencies)."""
-        return self.nodes, self.frequencies
-
-    def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
-        """This method with the node counts that the given state (or the hardest of several) needs.
-
-        Wide scores need many nodes, zero or identical heads many frequencies: give both ends of what will be met.
-        """
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
-        grid = self._grid(flat, task, activation)
-        return Quadrature(self.tolerance, grid.nodes, grid.frequencies)
-
-    def _grid(self, states: OrderParameters, task: SingleLocation, activation: Activation) -> _laplace.Grid:
-        """The grid for the hardest of the states (one leading axis)."""
-        if is_concrete(task.length) and self.tolerance < _ROUNDING * int(task.length):
-            raise invalid(
-                "tolerance",
-                f"at least {_ROUNDING * int(task.length):.0e} at L = {task.length}, the rounding of L terms in float64",
-                self.tolerance,
-            )
-        if self.nodes is not None and self.frequencies is not None:
-            return _laplace.Grid(self.tail, self.nodes, self.frequencies)
-        if not is_concrete(states, task, activation):
-            return _laplace.Grid(self.tail, _TRACED_NODES, _TRACED_FREQUENCIES)
-        nodes, frequencies = _needed_each(task, activation, states, jnp.asarray(self.tail))
-        grid = _laplace.Grid(self.tail, *_laplace.rounded_counts(float(nodes.max()), float(frequencies.max())))
-        if max(grid.nodes, grid.frequencies) > _MOST_NODES:
-            raise invalid(
-                "tolerance",
-                f"one that this state reaches with at most {_MOST_NODES} nodes (loosen it, or use MonteCarlo)",
-                f"{self.tolerance}, which needs {max(grid.nodes, grid.frequencies)}",
-            )
-        return grid
-
-
-class MonteCarlo(eqx.Module):
-    """Independent samples with a fixed seed: any activation, error ∝ samples^{-1/2}, cost ∝ L.
-
-    Derivatives are exact derivatives of the expectation (Price's theorem), estimated on the same draws; they need a
-    twice differentiable activation.
-
-    Args:
-        samples: number of samples (of ε, θ and all tokens).
-        seed: seed of the draws.
-    """
-
-    samples: int = eqx.field(static=True, default=100_000)
-    seed: int = eqx.field(static=True, default=0)
-
-    def __check_init__(self) -> None:
-        whole("samples", self.samples, 2)
-        whole("seed", self.seed, 0)
-
-
-Method = Quadrature | MonteCarlo
+_SCRAMBLES = 4  # further ones, for the error of Sobol points
+_GUARD = 1e-3  # a state that the fixed nodes under jit do not integrate to this is an error
 
 
 def population_risk(
@@ -128,9 +38,11 @@ def population_risk(
         task: the task.
         activation: the attention activation.
         order: one state (no leading axes; `jax.vmap` over more).
-        method: `Quadrature` (default where the activation allows it) or `MonteCarlo`.
+        method: `Quadrature` (default where the activation allows it: softmax and softmax-1 to 1e-8, B-softmax to 1e-6)
+            or `MonteCarlo`.
         with_error: also return an error estimate: for `Quadrature` the change under 1.5 times the nodes and a window
-            with 100 times less outside, plus how far the weights' sum misses one; for `MonteCarlo` the standard error.
+            with 100 times less outside, plus how far the weights' sum misses one; on Sobol points the
+            standard deviation over scrambles; for `MonteCarlo` the standard error.
 
     Returns:
         The risk, or (risk, error).
@@ -160,13 +72,6 @@ def check_model(task: Any, activation: Any, order: Any) -> None:
         raise invalid("order", f"m with F = {task.features} features as in the task's prior", f"F = {order.features}")
 
 
-def default_method(activation: Activation, tolerance: float = 1e-8) -> Method:
-    """The exact engine, where the activation allows it."""
-    if not activation.pairwise:
-        raise invalid("method", f"MonteCarlo(...), which {type(activation).__name__} needs", None)
-    return Quadrature(tolerance)
-
-
 def evaluate_risk(
     task: SingleLocation,
     activation: Activation,
@@ -179,9 +84,13 @@ def evaluate_risk(
     """(risk, error) without checks of shapes; `guarded` makes traced states that need more nodes an error."""
     if isinstance(method, MonteCarlo):
         return _sampled(task, activation, order, method)
-    if isinstance(method, Quadrature):
-        return _integrated(task, activation, order, method, with_error, guarded)
-    raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
+    if not isinstance(method, Quadrature):
+        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
+    if isinstance(activation, HeadNormalized):
+        return _head_by_head(task, activation, order, method, with_error, guarded)
+    if isinstance(activation, BayesSoftmax):
+        return _jointly(task, activation, order, method, with_error, guarded)
+    raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
 
 
 def recorded_risk(
@@ -189,20 +98,22 @@ def recorded_risk(
 ) -> Float[Array, "*batch"]:
     """The risk of many states at once (any leading axes), node counts fitted to the hardest of them.
 
-    NaN where a state is not finite, or spreads so widely that no allowed number of nodes integrates it.
+    Trained leaves of the activation have the leading axes too. NaN where a state is not finite, or spreads so widely
+    that no allowed number of nodes integrates it.
     """
     method = default_method(activation) if method is None else method
     lead = order.m.shape[:-2]
-    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), order)
-    usable = np.isfinite(np.asarray(flat.m)).all((-1, -2)) & np.isfinite(np.asarray(flat.r)).all((-1, -2))
+    trained, rest = activation.split()
+    states: State = flat((trained, order), len(lead))
+    finite = [np.isfinite(np.asarray(x)).reshape(x.shape[0], -1).all(-1) for x in jax.tree.leaves(states)]
+    usable = np.all(finite, axis=0)
     if isinstance(method, Quadrature) and method.nodes is None:
-        zeroed = jax.tree.map(lambda leaf: jnp.where(jnp.asarray(usable)[:, None, None], leaf, 0.0), flat)
-        needs = np.stack(_needed_each(task, activation, zeroed, jnp.asarray(method.tail)))
-        usable = usable & (needs.max(0) <= 0.9 * _MOST_NODES)
+        if isinstance(rest, HeadNormalized):
+            needs = np.stack(heads_need(task, rest, _zeroed(states, usable), jnp.asarray(method.tail)))
+            usable = usable & (needs.max(0) <= 0.9 * MOST_NODES)
         if usable.any():
-            nodes, frequencies = needs[:, usable].max(1).tolist()
-            method = Quadrature(method.tolerance, *_laplace.rounded_counts(nodes, frequencies))
-    risk = _risk_each(task, activation, flat, jnp.asarray(usable), method)
+            method = fit(method, task, rest, jax.tree.map(lambda leaf: leaf[usable], states))
+    risk = _risk_each(task, rest, _zeroed(states, usable), jnp.asarray(usable), method)
     return risk.reshape(lead)
 
 
@@ -212,77 +123,103 @@ def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: An
     return jnp.sum((jax.nn.one_hot(position, scores.shape[-1], dtype=scores.dtype) - attention) ** 2)
 
 
-def _scaled(activation: Activation, scores: Scores) -> Scores:
-    """Scores divided by the heads' temperatures."""
-    assert isinstance(activation, Softmax)  # the one pairwise activation so far
-    inverse = activation.inverse_temperatures(scores.mean.shape[-1])
-    matrix = inverse[:, None] * inverse[None, :]
-    return scores._replace(
-        mean=scores.mean * inverse[None], signal=scores.signal * matrix[None], noise=scores.noise * matrix
-    )
+def _zeroed(states: State, usable: np.ndarray) -> State:
+    """The states with zeros in place of those that are not usable."""
+    return jax.tree.map(lambda x: jnp.where(jnp.asarray(usable).reshape(-1, *[1] * (x.ndim - 1)), x, 0.0), states)
 
 
 @eqx.filter_jit
-def _needed_each(
-    task: SingleLocation, activation: Activation, states: OrderParameters, tail: Array
-) -> tuple[Array, Array]:
-    """Nodes and frequencies that each state (one leading axis) needs."""
-    return jax.vmap(lambda o: _laplace.needed(_scaled(activation, score_law(task, o)), tail))(states)
-
-
-@eqx.filter_jit
-def _risk_each(
-    task: SingleLocation, activation: Activation, states: OrderParameters, usable: Array, method: Method
-) -> Array:
-    def one(state: tuple[OrderParameters, Array]) -> Array:
-        order, usable = state
-        safe = jax.tree.map(lambda leaf: jnp.where(usable, leaf, 0.0), order)
-        return jnp.where(usable, evaluate_risk(task, activation, safe, method)[0], jnp.nan)
+def _risk_each(task: SingleLocation, rest: Activation, states: State, usable: Array, method: Method) -> Array:
+    def one(state: tuple[State, Array]) -> Array:
+        (trained, order), usable = state
+        return jnp.where(usable, evaluate_risk(task, eqx.combine(trained, rest), order, method)[0], jnp.nan)
 
     return jax.lax.map(one, (states, usable))
 
 
+def _alone(activation: Activation, order: OrderParameters) -> tuple[State, Activation]:
+    """One state with a leading axis, and what is not trained."""
+    trained, rest = activation.split()
+    return jax.tree.map(lambda leaf: leaf[None], (trained, order)), rest
+
+
 @eqx.filter_jit
-def _assembled(scores: Scores, grid: _laplace.Grid) -> tuple[Array, Array]:
-    """E = 1 − (2/H) Σ_h E σ_hε + (1/H²) Σ_hh' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of Σ_ℓ σ_hℓ = 1."""
-    moments = _laplace.softmax_moments(scores, grid)
-    heads = moments.hit.shape[0]
-    risk = 1 - 2 / heads * jnp.sum(moments.hit) + jnp.sum(moments.overlap) / heads**2
-    return risk, jnp.max(jnp.abs(moments.total - 1))
+def _assembled(
+    task: SingleLocation, activation: HeadNormalized, order: OrderParameters, grid: _heads.Grid
+) -> tuple[Array, Array]:
+    """E = 1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of a sum of weights."""
+    scores, form = _heads.law(task, activation, order)
+    moments = _heads.head_moments(scores, form.sink, grid)
+    share = form.scale / order.heads
+    risk = 1 - 2 * share @ moments.hit + share @ moments.overlap @ share
+    return risk, jnp.max(jnp.abs(moments.total - 1) * jnp.maximum(jnp.abs(share), share**2) * order.heads)
 
 
-def _integrated(
+def _head_by_head(
     task: SingleLocation,
-    activation: Activation,
+    activation: HeadNormalized,
     order: OrderParameters,
     method: Quadrature,
     with_error: bool,
     guarded: bool,
 ) -> tuple[Array, Array | None]:
-    if not activation.pairwise:
-        raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
-    scores = _scaled(activation, score_law(task, order))
-    grid = method._grid(jax.tree.map(lambda leaf: leaf[None], order), task, activation)
-    value, _ = _assembled(scores, grid)
-    if guarded and not is_concrete(scores):
-        nodes, frequencies = _laplace.needed(scores, jnp.asarray(1e-3))
-        value = eqx.error_if(
-            value,
-            (nodes > grid.nodes) | (frequencies > grid.frequencies),
-            "method: this state's scores spread too widely for the fixed node counts used under jit, grad or vmap; "
-            "pass method=Quadrature(...).fitted(task, activation, order) or larger nodes=, frequencies=",
-        )
+    states, rest = _alone(activation, order)
+    grid = head_grid(method, task, rest, states)
+    value, _ = _assembled(task, activation, order, grid)
+    if guarded and not is_concrete(states, rest, task):
+        scores, form = _heads.law(task, activation, order)
+        nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(_GUARD))
+        value = _refused_if(value, (nodes > grid.nodes) | (frequencies > grid.frequencies))
     if not with_error:
         return value, None
-    finer = _laplace.Grid(grid.tail / 100, -(-3 * grid.nodes // 2), -(-3 * grid.frequencies // 2))
-    refined, missing = _assembled(scores, finer)
+    finer = _heads.Grid(grid.tail / 100, -(-3 * grid.nodes // 2), -(-3 * grid.frequencies // 2))
+    refined, missing = _assembled(task, activation, order, finer)
     return value, jnp.abs(value - refined) + 2 * missing
+
+
+@eqx.filter_jit
+def _joint_risk(
+    task: SingleLocation, activation: BayesSoftmax, order: OrderParameters, grid: _joint.Grid
+) -> Float[Array, ""]:
+    return _joint.joint_risk(*_joint.law(task, activation, order), grid)
+
+
+def _jointly(
+    task: SingleLocation,
+    activation: BayesSoftmax,
+    order: OrderParameters,
+    method: Quadrature,
+    with_error: bool,
+    guarded: bool,
+) -> tuple[Array, Array | None]:
+    states, rest = _alone(activation, order)
+    grid = joint_grid(method, task, rest, states)
+    value = _joint_risk(task, activation, order, grid)
+    if guarded and not is_concrete(states, rest, task):
+        value = _refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, _GUARD))
+    if not with_error:
+        return value, None
+    refined = _joint_risk(task, activation, order, _joint.refined(grid))
+    error = jnp.abs(value - refined)
+    if not isinstance(grid.points, tuple):
+        others = [_joint_risk(task, activation, order, grid._replace(seed=2 * i + 2)) for i in range(_SCRAMBLES)]
+        error = error + jnp.std(jnp.stack([value, *others]), ddof=1)
+    return value, error
+
+
+def _refused_if(value: Array, beyond: Array) -> Array:
+    return eqx.error_if(
+        value,
+        beyond,
+        "method: this state's scores spread too widely for the fixed node counts used under jit, grad or vmap; "
+        "pass method=Quadrature(...).fitted(task, activation, order) or larger counts",
+    )
 
 
 def _sampled(
     task: SingleLocation, activation: Activation, order: OrderParameters, method: MonteCarlo
 ) -> tuple[Array, Array]:
-    arrays, static = eqx.partition(activation, eqx.is_inexact_array)
+    arrays, static = eqx.partition(activation.resolved(jnp.diagonal(order.r)), eqx.is_inexact_array)
 
     def integrand(arrays: Any, chi: Array, signs: tuple[Array, ...]) -> Array:
         del signs

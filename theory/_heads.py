@@ -1,4 +1,4 @@
-"""Exact Gaussian averages of softmax weights, without sampling and at a cost independent of L.
+"""Exact Gaussian averages of attention weights normalized head by head, without sampling and at a cost independent of L.
 
 With 1/x = ∫ e^{u − x e^u} du the normalizer's sum over tokens becomes a product over tokens, hence a power. With
 g(v) = exp(−e^v), G(v) = e^v g(v) and scores χ of one token,
@@ -6,6 +6,8 @@ g(v) = exp(−e^v), G(v) = e^v g(v) and scores χ of one token,
     E σ_ε        = ∫ du  E[G(u+χ_ε)] φ(u)^{L−1},                                   φ(u) = E g(u+χ),
     E Σ_ℓ σ_ℓ²   = ∫ du { E[G₂(u+χ_ε)] φ^{L−1} + (L−1) E[G₂(u+χ)] φ_ε φ^{L−2} },   G₂(v) = e^{2v} g(v),
     E Σ_ℓ σ_ℓσ'_ℓ = ∬ du du' { E[G G']_ε φ^{L−1} + (L−1) E[G G'] φ_ε φ^{L−2} },    φ(u,u') = E g(u+χ) g(u'+χ').
+
+A sink e^b in a head's normalizer (softmax-1) is one more factor, g(u+b).
 
 The Gaussian averages are taken in Fourier space, where G is a Gamma function, ∫ G(v) e^{−ikv} dv = Γ(1−ik), and the
 Gaussian is its characteristic function exp(ikM − ½kᵀqk): an entire function of means and covariances. So identical
@@ -23,7 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.scores import Scores
+from theory._nodes import bent_nodes, bent_span, rounded_count
+from theory.activation import Activation, HeadForm, HeadNormalized
+from theory.order import OrderParameters
+from theory.scores import Scores, score_law
+from theory.task import SingleLocation
 
 
 class Moments(NamedTuple):
@@ -31,7 +37,7 @@ class Moments(NamedTuple):
 
     hit: Float[Array, " H"]  # E σ_hε
     overlap: Float[Array, "H H"]  # E Σ_ℓ σ_hℓ σ_h'ℓ
-    total: Float[Array, " H"]  # E Σ_ℓ σ_hℓ computed as the rest is: 1 up to the error
+    total: Float[Array, " H"]  # E Σ_ℓ σ_hℓ plus the sink's share, computed as the rest is: 1 up to the error
 
 
 class Grid(NamedTuple):
@@ -40,6 +46,18 @@ class Grid(NamedTuple):
     tail: float
     nodes: int
     frequencies: int
+
+
+def law(task: SingleLocation, activation: Activation, order: OrderParameters) -> tuple[Scores, HeadForm]:
+    """Law of the scores βχ, and the form of the heads."""
+    assert isinstance(activation, HeadNormalized)
+    scores, form = score_law(task, order), activation.head_form(order.heads)
+    inverse = form.inverse_temperature
+    matrix = inverse[:, None] * inverse[None, :]
+    scaled = scores._replace(
+        mean=scores.mean * inverse[None], signal=scores.signal * matrix[None], noise=scores.noise * matrix
+    )
+    return scaled, form
 
 
 class _Window(NamedTuple):
@@ -57,8 +75,8 @@ def _left_extent(q: Array, log_tail: Array) -> Array:
     return jnp.where(q <= 2 * log_tail, log_tail + q / 2, jnp.sqrt(2 * q * log_tail))
 
 
-def _window(scores: Scores, tail: float | Array) -> _Window:
-    scores = jax.lax.stop_gradient(scores)
+def _window(scores: Scores, sink: Array | None, tail: float | Array) -> _Window:
+    scores, sink = jax.lax.stop_gradient((scores, sink))
     others = jnp.asarray(scores.length, jnp.float64) - 1
     noise = jnp.maximum(jnp.diagonal(scores.noise), 0)
     signal = jnp.maximum(jnp.diagonal(scores.signal, axis1=-2, axis2=-1), 0)
@@ -72,20 +90,16 @@ def _window(scores: Scores, tail: float | Array) -> _Window:
     share = 2 * log_tail / others
     right_many = jnp.where(share < 0.9, jnp.log(-jnp.log1p(-jnp.minimum(share, 0.9))), jnp.inf)
     right = jnp.minimum(jnp.minimum(right_signal, right_noise), right_many)
-    bend = jnp.minimum(-jnp.maximum((scores.mean + signal).max(0), noise), right - 3.5)
+    bend = -jnp.maximum((scores.mean + signal).max(0), noise)
+    if sink is not None:  # it cuts from the right, and its own share of the sum is around −b
+        left, right = jnp.minimum(left, -sink - log_tail), jnp.minimum(right, edge - sink)
+        bend = jnp.minimum(bend, -sink)
+    bend = jnp.minimum(bend, right - 3.5)
     widest = jnp.maximum(signal.max(0), noise)
     extent_left = jnp.maximum(_left_extent(signal, log_tail).max(0), _left_extent(noise, log_rare))
     # G₂ = e^{2v} g is larger than g by a few powers of log 1/ε, and the other tokens multiply it by L−1
     extent_right = jnp.log(log_rare + 6) + jnp.sqrt(2 * log_rare * widest)
     return _Window(left, jnp.maximum(bend, left), right, extent_left, extent_right)
-
-
-def _inverse_bend(distance: Array) -> Array:
-    """t with t − e^{−t} = −distance, by Newton on the convex s + e^s = distance, s = −t."""
-    s = jnp.where(distance > 1, jnp.log(jnp.maximum(distance, 1.0)), jnp.minimum(distance, 0.5) - 0.5)
-    for _ in range(8):
-        s = s - (s + jnp.exp(s) - distance) / (1 + jnp.exp(s))
-    return -s
 
 
 def _bandwidth(scores: Scores, log_tail: Array) -> Array:
@@ -101,19 +115,19 @@ def _bandwidth(scores: Scores, log_tail: Array) -> Array:
     return 2 * log_rare / (jnp.sqrt(jnp.pi**2 / 4 + 2 * least * log_rare) + jnp.pi / 2)  # root of πk/2 + qk²/2
 
 
-def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
+def needed(scores: Scores, sink: Array | None, tail: Array) -> tuple[Array, Array]:
     """Nodes in u and frequencies that hold the error near `tail`."""
-    window = _window(scores, tail)
+    window = _window(scores, sink, tail)
     log_tail = jnp.log(1 / tail)
     others = jnp.asarray(scores.length, jnp.float64) - 1
     log_rare = log_tail + jnp.log(others)
     bandwidth = _bandwidth(scores, log_tail)
-    span = _inverse_bend(window.bend - window.right) - _inverse_bend(window.bend - window.left)
+    span = bent_span(window.left, window.bend, window.right)
     # the trapezoid rule errs by the integrand's transform at 2π/Δt. φ^{L−1} is as sharp as the law of the largest of
     # L−1 scores, a Gumbel law of width √(q/2 log L), or one if that is less; its transform decays like Γ(1−ik)
     noise = jnp.maximum(jnp.diagonal(jax.lax.stop_gradient(scores.noise)), 0).min()
     width = jnp.sqrt(noise / (2 * jnp.log(others) + 1e-9))
-    sharpest = 2 * log_rare / (jnp.pi * jnp.maximum(width, 1))
+    sharpest = 2 * log_rare / (jnp.pi * (jnp.maximum(width, 1) if sink is None else 1.0))  # g(u+b) is of width one
     # the bent left tail e^u, where it begins already small, has features of size one
     density = jnp.maximum(jnp.maximum(bandwidth, sharpest), (window.bend - window.left).max() / 2) / (2 * jnp.pi)
     period = window.extent_left + window.extent_right
@@ -122,12 +136,7 @@ def needed(scores: Scores, tail: Array) -> tuple[Array, Array]:
 
 def rounded_counts(nodes: float, frequencies: float) -> tuple[int, int]:
     """What is needed as whole numbers, coarse enough for nearby states to share compiled code."""
-
-    def up(count: float) -> int:
-        step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))  # 8, and from 64 on about 15 %
-        return int(np.ceil(count / step) * step)
-
-    return up(nodes + 6), up(frequencies + 4)
+    return rounded_count(nodes + 6), rounded_count(frequencies + 4)
 
 
 def _gamma_phase(k: Array) -> Array:
@@ -144,17 +153,15 @@ def _power(phi: Array, exponent: Array) -> Array:
     return jnp.exp(exponent * jnp.log(jnp.clip(phi, 1e-30, 1.0)))  # so that 1/φ³ is finite
 
 
-def softmax_moments(scores: Scores, grid: Grid) -> Moments:
-    """E σ_ε and E Σ_ℓ σ_hℓ σ_h'ℓ of softmax heads; differentiable in everything but the length."""
-    window = _window(scores, grid.tail)
+def head_moments(scores: Scores, sink: Float[Array, " H"] | None, grid: Grid) -> Moments:
+    """E σ_ε and E Σ_ℓ σ_hℓ σ_h'ℓ of σ = e^χ/(e^b + Σ e^χ), b = sink (−∞ if None); differentiable but for the length."""
+    window = _window(scores, sink, grid.tail)
     heads = scores.noise.shape[-1]
     others = jnp.asarray(scores.length, jnp.float64) - 1
 
-    # nodes in u: uniform in t with u = bend + t − e^{−t}, so that the left tail e^u decays doubly exponentially
-    first, last = _inverse_bend(window.bend - window.left), _inverse_bend(window.bend - window.right)
-    t = first[:, None] + (last - first)[:, None] * jnp.linspace(0, 1, grid.nodes)[None]
-    u = window.bend[:, None] + t - jnp.exp(-t)
-    du = ((last - first) / (grid.nodes - 1))[:, None] * (1 + jnp.exp(-t))
+    u, du = bent_nodes(window.left, window.bend, window.right, grid.nodes)
+    drained = jnp.zeros_like(u) if sink is None else jnp.exp(jnp.minimum(u + sink[:, None], 6.5))  # e^{−e^6.5} = 0
+    weight = du * jnp.exp(-drained)
 
     # frequencies, and Γ(1−ik)Δk/2π in polar form: |Γ(1−ik)|² = πk/sinh πk
     spacing = 2 * jnp.pi / (window.extent_left + window.extent_right)
@@ -196,9 +203,10 @@ def softmax_moments(scores: Scores, grid: Grid) -> Moments:
         return jnp.einsum("c,hcu->hu", scores.weights, table[:, 1:])
 
     phi, signal_phi = small_g[:, 0], mixed(small_g)
-    hit = jnp.sum(du * mixed(big_g) * _power(phi, others), -1)
-    total = jnp.sum(du * integrand(mixed(big_g), big_g[:, 0], signal_phi, phi), -1)
-    square = jnp.sum(du * integrand(mixed(big_g2), big_g2[:, 0], signal_phi, phi), -1)
+    hit = jnp.sum(weight * mixed(big_g) * _power(phi, others), -1)
+    total = jnp.sum(weight * integrand(mixed(big_g), big_g[:, 0], signal_phi, phi), -1)
+    total = total + jnp.sum(weight * drained * signal_phi * _power(phi, others), -1)
+    square = jnp.sum(weight * integrand(mixed(big_g2), big_g2[:, 0], signal_phi, phi), -1)
     if heads == 1:
         return Moments(hit, square[:, None], total)
 
@@ -223,7 +231,7 @@ def softmax_moments(scores: Scores, grid: Grid) -> Moments:
 
         big = product(cosine, sine)
         small = product(-sine / wave, cosine / wave)
-        area = du[i][:, None] * du[j][None, :]
+        area = weight[i][:, None] * weight[j][None, :]
         return jnp.sum(area * integrand(*big, with_half(small[0], signal_phi), with_half(small[1], phi)))
 
     i, j = np.triu_indices(heads, 1)

@@ -1,0 +1,126 @@
+"""Node counts that states need, for both exact engines."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from theory import _heads, _joint
+from theory._checks import invalid, is_concrete
+from theory._nodes import axis_count, rounded_count
+from theory.activation import Activation, BayesSoftmax
+from theory.method import Quadrature
+from theory.order import OrderParameters
+from theory.scores import score_law
+from theory.task import SingleLocation
+
+# Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
+_TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, _TRACED_LENGTH = 64, 80, 16, 1000
+MOST_NODES = 2048
+_ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
+
+# trained leaves of an activation and order parameters that belong together
+State = tuple[Activation, OrderParameters]
+
+
+def repeated(tree: Any, lead: tuple[int, ...]) -> Any:
+    """Every array with the leading axes `lead` added."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*lead, *leaf.shape)), tree)
+
+
+def flat(tree: Any, lead: int) -> Any:
+    """Every array with one leading axis in place of the first `lead`."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[lead:]), tree)
+
+
+def fit(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Quadrature:
+    """`method` with counts for the hardest of several states (one leading axis); `rest`: what is not trained."""
+    if isinstance(rest, BayesSoftmax):
+        joint = joint_grid(method, task, rest, states)
+        return Quadrature(method.tolerance, joint.nodes, points=joint.points)
+    heads = head_grid(method, task, rest, states)
+    return Quadrature(method.tolerance, heads.nodes, heads.frequencies)
+
+
+def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid:
+    """The grid for heads normalized each on its own."""
+    _check_rounding(method, task)
+    if method.points is not None:
+        raise invalid("method", f"frequencies in place of points for {type(rest).__name__}", method)
+    if method.nodes is not None and method.frequencies is not None:
+        return _heads.Grid(method.tail, method.nodes, method.frequencies)
+    if not is_concrete(states, task, rest):
+        return _heads.Grid(method.tail, _TRACED_NODES, _TRACED_FREQUENCIES)
+    nodes, frequencies = heads_need(task, rest, states, jnp.asarray(method.tail))
+    grid = _heads.Grid(method.tail, *_heads.rounded_counts(float(nodes.max()), float(frequencies.max())))
+    if max(grid.nodes, grid.frequencies) > MOST_NODES:
+        raise invalid(
+            "tolerance",
+            f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
+            f"{method.tolerance}, which needs {max(grid.nodes, grid.frequencies)}",
+        )
+    return grid
+
+
+@eqx.filter_jit
+def heads_need(
+    task: SingleLocation, rest: Activation, states: State, tail: Array
+) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Nodes and frequencies that each state of heads normalized one by one needs."""
+
+    def one(state: State) -> tuple[Array, Array]:
+        scores, form = _heads.law(task, eqx.combine(state[0], rest), state[1])
+        return _heads.needed(scores, form.sink, tail)
+
+    return jax.vmap(one)(states)
+
+
+def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _joint.Grid:
+    """The grid for heads with one normalizer."""
+    _check_rounding(method, task)
+    if method.frequencies is not None:
+        raise invalid("method", f"points in place of frequencies for {type(rest).__name__}", method)
+    length = int(task.length) if is_concrete(task.length) else _TRACED_LENGTH
+    log_tail = float(np.log((length - 1) / (5 * method.tail)))  # rare among all tokens
+    if method.nodes is not None and method.points is not None:
+        return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
+    heads = states[1].heads
+    if not is_concrete(states, task, rest):
+        return _joint.Grid(method.tail, log_tail, _TRACED_NODES, _joint.layout((_TRACED_AXIS,) * heads, log_tail))
+    spreads = np.asarray(_spreads(task, states)).max(0)
+    grid = _joint.Grid(
+        method.tail, log_tail, 4, _joint.layout(tuple(axis_count(spread, log_tail) for spread in spreads), log_tail)
+    )
+    nodes = float(_nodes_needed(task, rest, states, grid).max())
+    if not nodes <= MOST_NODES:
+        raise invalid(
+            "tolerance",
+            f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
+            f"{method.tolerance}, which needs {nodes:.0f}",
+        )
+    return grid._replace(nodes=rounded_count(nodes + 6))
+
+
+@eqx.filter_jit
+def _spreads(task: SingleLocation, states: State) -> Float[Array, "N H"]:
+    return jax.vmap(lambda order: _joint.spreads(score_law(task, order)))(states[1])
+
+
+@eqx.filter_jit
+def _nodes_needed(task: SingleLocation, rest: Activation, states: State, grid: _joint.Grid) -> Float[Array, " N"]:
+    def one(state: State) -> Array:
+        return _joint.needed(*_joint.law(task, eqx.combine(state[0], rest), state[1]), grid)
+
+    return jax.lax.map(one, states)
+
+
+def _check_rounding(method: Quadrature, task: SingleLocation) -> None:
+    if is_concrete(task.length) and method.tolerance < _ROUNDING * int(task.length):
+        raise invalid(
+            "tolerance",
+            f"at least {_ROUNDING * int(task.length):.0e} at L = {task.length}, the rounding of L terms in float64",
+            method.tolerance,
+        )
