@@ -1,4 +1,4 @@
-"""Exact Gaussian averages of attention weights normalized head by head, without sampling and at a cost independent of L.
+"""Exact Gaussian averages of attention weights normalized head by head: no sampling, a cost independent of L.
 
 With 1/x = ∫ e^{u − x e^u} du the normalizer's sum over tokens becomes a product over tokens, hence a power. With
 g(v) = exp(−e^v), G(v) = e^v g(v) and scores χ of one token,

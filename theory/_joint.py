@@ -23,7 +23,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from theory._checks import invalid
-from theory._nodes import Points, bent_nodes, bent_span, normal_points, tensor_points, tensor_size
+from theory._nodes import Points, bent_nodes, bent_span, most_spread, normal_points, tensor_points, tensor_size
 from theory.activation import Activation, BayesSoftmax
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law

@@ -1,7 +1,7 @@
 """Attention activations: scores of all heads and tokens to attention weights."""
 
 import abc
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -42,7 +42,7 @@ class Activation(eqx.Module):
         del norms
         return self
 
-    def split(self) -> tuple[Self, Self]:
+    def split(self) -> tuple["Activation", "Activation"]:
         """(trained leaves, the rest), to be put together by `eqx.combine`."""
         marked: PyTree = jax.tree.map_with_path(lambda path, _: path[0].name in self.trained, self)
         return eqx.partition(self, marked)

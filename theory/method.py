@@ -1,15 +1,11 @@
 """How Gaussian averages are evaluated: the exact engines or sampling, with their accuracy."""
 
-from typing import TYPE_CHECKING
-
 import equinox as eqx
 
 from theory._checks import invalid, whole
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
-
-if TYPE_CHECKING:
-    from theory.order import OrderParameters
-    from theory.task import SingleLocation
+from theory.order import OrderParameters
+from theory.task import SingleLocation
 
 
 class Quadrature(eqx.Module):
@@ -58,7 +54,22 @@ class Quadrature(eqx.Module):
         """Mass left outside the windows: errors are up to about fifteen times that."""
         return self.tolerance / 20
 
-    def fitted(self, task: "SingleLocation", activation: Activation, order: "OrderParameters") -> "Quadrature":
+    def at_least(self, other: "Quadrature") -> "Quadrature":
+        """This method with no fewer nodes of any kind than the other."""
+
+        def most(a: int | None, b: int | None) -> int | None:
+            return a if b is None else b if a is None else max(a, b)
+
+        mine, theirs = self.points, other.points
+        if isinstance(mine, tuple) and isinstance(theirs, tuple):
+            points = tuple(max(a, b) for a, b in zip(mine, theirs, strict=True))
+        else:  # Sobol points wherever one of them needs them
+            points = next((p for p in (mine, theirs) if isinstance(p, int)), mine if theirs is None else theirs)
+        return Quadrature(
+            self.tolerance, most(self.nodes, other.nodes), most(self.frequencies, other.frequencies), points
+        )
+
+    def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
         """This method with the node counts that the given state (or the hardest of several) needs.
 
         Wide scores need many nodes, zero or identical heads many frequencies: give both ends of what will be met.

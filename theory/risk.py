@@ -147,7 +147,7 @@ def _alone(activation: Activation, order: OrderParameters) -> tuple[State, Activ
 def _assembled(
     task: SingleLocation, activation: HeadNormalized, order: OrderParameters, grid: _heads.Grid
 ) -> tuple[Array, Array]:
-    """E = 1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of a sum of weights."""
+    """1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of a sum of weights."""
     scores, form = _heads.law(task, activation, order)
     moments = _heads.head_moments(scores, form.sink, grid)
     share = form.scale / order.heads

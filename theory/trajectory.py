@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, Int
@@ -51,13 +52,13 @@ class Trajectory(eqx.Module):
     Attributes:
         time: (T,) clock τ.
         order: m (..., T, H, F) and r (..., T, H, H).
-        activation: the activation; trained leaves carry the same leading axes.
-        risk: (..., T) population risk of `order`, D → ∞, whatever produced the run.
+        activation: the activation; its trained leaves carry the axes (..., T) before their own.
+        risk: (..., T) population risk of `order` and `activation`, D → ∞, whatever produced the run.
         loss: (..., T) fresh-sample loss of a simulated run, None for theory.
         loss_error: (..., T) its standard error.
         result: (...) codes of `Result`.
         task: the task.
-        settings: how the run was made (plain numbers and strings, exact).
+        settings: how the run was made (plain numbers and strings, exact); `activation` is its name at the start.
     """
 
     time: Float[Array, " T"]
@@ -81,10 +82,11 @@ class Trajectory(eqx.Module):
             raise IndexError("this trajectory is a single run: it has no replica axis to index")
         replica = leading_index(replica, self.replicas)
         pick = lambda leaf: None if leaf is None else leaf[replica]  # noqa: E731
+        trained, rest = self.activation.split()
         return Trajectory(
             self.time,
             self.order[replica],
-            self.activation,
+            eqx.combine(jax.tree.map(pick, trained), rest),
             self.risk[replica],
             pick(self.loss),
             pick(self.loss_error),
@@ -94,19 +96,31 @@ class Trajectory(eqx.Module):
         )
 
     def configuration(self) -> dict[str, Any]:
-        """Task, activation and settings in plain numbers and canonical names, exact."""
-        return {**self.task.configuration(), "activation": self.activation.name, **dict(self.settings)}
+        """Task, activation at the start and settings in plain numbers and canonical names, exact."""
+        settings = dict(self.settings)
+        activation = settings.pop("activation", None) or self.activation.name
+        return {**self.task.configuration(), "activation": activation, **settings}
+
+    def _trained(self) -> dict[str, Float[Array, "*batch T *heads"]]:
+        """What the activation trains, by name: one number or one per head (the last axis)."""
+        return {name: getattr(self.activation, name) for name in self.activation.trained}
 
     def to_xarray(self) -> xr.Dataset:
-        """Dimensions (replica,) time, head, head_, feature; the configuration as JSON in `attrs`."""
+        """Dimensions (replica,) time, head, head_, feature; the configuration as JSON in `attrs`.
+
+        Variables `m`, `r`, `risk`, `result`; `bias` and `scale` if trained; `loss` and `loss_error` if simulated.
+        """
         lead = () if self.replicas is None else ("replica",)
         features, heads = np.arange(self.order.features), np.arange(self.order.heads)
         data: dict[str, Any] = {
             "m": ((*lead, "time", "head", "feature"), self.order.m, "overlap of head and spike, k_h·k*_f/D"),
             "r": ((*lead, "time", "head", "head_"), self.order.r, "overlap of heads, k_h·k_h'/D"),
-            "risk": ((*lead, "time"), self.risk, "population risk of (m, r), D → ∞"),
+            "risk": ((*lead, "time"), self.risk, "population risk of the order parameters, D → ∞"),
             "result": (lead, self.result, "0 successful, 1 diverged, 2 stalled, 3 interrupted"),
         }
+        for name, values in self._trained().items():
+            own = ("head",) * (values.ndim - self.risk.ndim)
+            data[name] = ((*lead, "time", *own), values, f"trained {name} of the activation")
         if self.loss is not None:
             data["loss"] = ((*lead, "time"), self.loss, "fresh-sample loss")
             data["loss_error"] = ((*lead, "time"), self.loss_error, "standard error of loss")
@@ -125,18 +139,21 @@ class Trajectory(eqx.Module):
     def __str__(self) -> str:
         replicas = "" if self.replicas is None else f"{self.replicas} replicas, "
         codes = np.unique(np.asarray(self.result))
+        columns = {"risk": self.risk, **({} if self.loss is None else {"loss": self.loss}), **self._trained()}
+        over = [] if self.replicas is None else ["replicas"]
+        over += ["heads"] if any(column.ndim > self.risk.ndim for column in columns.values()) else []
         lines = [
             f"Trajectory: {replicas}{self.time.shape[0]} times, τ = {float(self.time[0]):g} … "
             f"{float(self.time[-1]):g}, {self.order.heads} heads, {self.order.features} features",
             f"  {', '.join(f'{name}={value}' for name, value in self.configuration().items())}",
             f"  {'; '.join(Result(int(code)).message for code in codes)}",
-            "       τ      risk"
-            + ("      loss" if self.loss is not None else "")
-            + ("   (means over replicas)" if self.replicas is not None else ""),
+            f"{'τ':>8}"
+            + "".join(f"{name:>10}" for name in columns)
+            + (f"   (means over {' and '.join(over)})" if over else ""),
         ]
         for t in np.unique(np.linspace(0, self.time.shape[0] - 1, 6).astype(int)):
-            row = f"{float(self.time[t]):8.3f}  {float(np.mean(self.risk[..., t])):8.5f}"
-            lines.append(row + (f"  {float(np.mean(self.loss[..., t])):8.5f}" if self.loss is not None else ""))
+            means = [np.mean(np.take(np.asarray(column), t, axis=self.risk.ndim - 1)) for column in columns.values()]
+            lines.append(f"{float(self.time[t]):8.3f}" + "".join(f"  {mean:8.5f}" for mean in means))
         return "\n".join(lines)
 
 

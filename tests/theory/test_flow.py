@@ -72,13 +72,13 @@ def test_early_rates_at_zero_keys():
         method = th.Quadrature(1e-11).fitted(task, SOFTMAX, zero)
         base = 2 / 4 / length * (1 - 1 / length)
         np.testing.assert_allclose(
-            drift(task, SOFTMAX, zero, method=method).m, np.tile([base * np.sqrt(snr) * 2, 0, 0], (4, 1)), atol=1e-9
+            drift(task, SOFTMAX, zero, method=method)[1].m, np.tile([base * np.sqrt(snr) * 2, 0, 0], (4, 1)), atol=1e-9
         )
         split = np.array([1.0, -1.0, 0.5, -0.5])
 
         def feature_drift(size, f, task=task, method=method, split=split):
             m = jnp.zeros((4, 3)).at[:, f].set(size * split)
-            return drift(task, SOFTMAX, th.OrderParameters(m, m @ m.T), method=method).m[:, f]
+            return drift(task, SOFTMAX, th.OrderParameters(m, m @ m.T), method=method)[1].m[:, f]
 
         for f, strength in [(1, 2.5**2), (2, 1.5**2)]:
             rate = jax.jit(jax.jacfwd(feature_drift), static_argnums=1)(0.0, f) / split
@@ -107,7 +107,7 @@ def test_drift_equals_moments_of_the_gradient():
         "r": -(cross + np.swapaxes(cross, 1, 2)) + step * noise,
     }
     points = jnp.asarray(normal_points(2**14, 10, 4, seed=1))
-    exact = drift(task, SOFTMAX, order, step_size=step, points=points)
+    _, exact = drift(task, SOFTMAX, order, step_size=step, points=points)
     for name, draws in sampled.items():
         error = draws.std(0) / np.sqrt(samples)
         assert np.all(np.abs(draws.mean(0) - np.asarray(getattr(exact, name))) < 5 * error)
