@@ -18,7 +18,7 @@ from theory.scores import score_law
 from theory.task import SingleLocation
 
 # Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
-_TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, _TRACED_LENGTH = 64, 80, 16, 1000
+_TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, TRACED_LENGTH = 64, 80, 16, 1000
 MOST_NODES = 2048
 _ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
 
@@ -83,7 +83,7 @@ def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, state
     _check_rounding(method, task)
     if method.frequencies is not None:
         raise invalid("method", f"points in place of frequencies for {type(rest).__name__}", method)
-    length = int(task.length) if is_concrete(task.length) else _TRACED_LENGTH
+    length = int(task.length) if is_concrete(task.length) else TRACED_LENGTH
     log_tail = float(np.log((length - 1) / (5 * method.tail)))  # rare among all tokens
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)

@@ -1,0 +1,202 @@
+"""The Bayes risk: the least that any predictor of the informative token can reach, and the heads that reach it.
+
+Given the tokens' projections u_ℓ on the spikes, P(ε = ℓ | X) = p_ℓ ∝ w(u_ℓ), w(u) = E_θ exp(√ν θ·u − ν‖θ‖²/2), and the
+posterior mean of X_ε is Σ_ℓ p_ℓ X_ℓ. Its risk is E Σ_ℓ (δ_ℓε − p_ℓ)² = 1 − E p_ε. w is also the ratio of the laws of
+token ε and of another, so averages over token ε are averages over the noise, E_ε f = E[w f], and §12 of docs/model.md gives
+
+    E_Bayes = (L−1) ∫ du e^{−u} (E G(u+s))² φ(u)^{L−2},   s = log w(u), u ~ N(0, I_F), φ = E g(u+s).
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Float
+
+from theory import _joint
+from theory._checks import instance, invalid, is_concrete
+from theory._nodes import Points, axis_count, bent_nodes, normal_points, rounded_count, tensor_points
+from theory.activation import BayesSoftmax
+from theory.fit import TRACED_LENGTH
+from theory.method import Method, MonteCarlo, Quadrature
+from theory.order import OrderParameters
+from theory.task import SingleLocation
+
+_SCRAMBLES = 4
+_TRACED_AXIS, _TRACED_NODES = 48, 64
+
+
+def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: bool = False) -> Any:
+    """E Σ_ℓ (δ_ℓε − p_ℓ)² = 1 − E p_ε of the posterior p: no predictor has a lower risk (docs/model.md §11).
+
+    Args:
+        task: the task.
+        method: `Quadrature` (default, to 1e-6; `points` are counts per axis of the spikes' span, or a number of Sobol
+            points) or `MonteCarlo`.
+        with_error: also return an error estimate: for `Quadrature` the change under 1.5 times the nodes, plus how far
+            the two forms of the risk differ, on Sobol points the standard deviation over scrambles as well; for
+            `MonteCarlo` the standard error.
+
+    Returns:
+        The risk, or (risk, error). Differentiable in ν > 0 and in the prior.
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=5, snr=8.0, prior=th.sign_flips([0.0], [1.0]))
+        >>> print(f"{th.bayes_risk(task):.5f}")
+        0.17254
+    """
+    instance("task", task, SingleLocation)
+    method = Quadrature(1e-6) if method is None else method
+    if isinstance(method, MonteCarlo):
+        value, error = _sampled(task, method)
+    elif isinstance(method, Quadrature):
+        grid = _grid(task, method)
+        value, other = _integrated(task, grid)
+        error = jnp.abs(value - other)
+        if with_error:
+            error = error + jnp.abs(value - _integrated(task, _joint.refined(grid))[0])
+            if not isinstance(grid.points, tuple):
+                more = [_integrated(task, grid._replace(seed=i + 1))[0] for i in range(_SCRAMBLES)]
+                error = error + jnp.std(jnp.stack([value, *more]), ddof=1)
+    else:
+        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
+    return (value, error) if with_error else value
+
+
+def bayes_heads(task: SingleLocation) -> tuple[OrderParameters, BayesSoftmax]:
+    """The B-softmax heads that are the posterior of a discrete prior, one per support point (docs/model.md §11).
+
+    m_h = √ν θ^(h), r = m mᵀ, b_h = ν‖θ^(h)‖²/2 − log w_h.
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=5, snr=8.0, prior=th.sign_flips([0.0], [1.0]))
+        >>> order, activation = bayes_heads(task)
+        >>> print(f"{th.population_risk(task, activation, order):.5f}")
+        0.17254
+    """
+    instance("task", task, SingleLocation)
+    if is_concrete(task.prior) and np.any(np.asarray(task.prior.covariances)):
+        raise invalid(
+            "task.prior", "a discrete prior: no finite number of heads is the posterior of another", task.prior
+        )
+    m = jnp.sqrt(task.snr) * task.prior.means
+    return OrderParameters(m, m @ m.T), BayesSoftmax(jnp.sum(m**2, axis=1) / 2 - jnp.log(task.prior.weights))
+
+
+class _Ratio(NamedTuple):
+    """log w(u) as a mixture of Gaussian log-density ratios: token ε is N(mean_c, factor_c factor_cᵀ)."""
+
+    log_weights: Float[Array, " C"]
+    means: Float[Array, "C F"]
+    factors: Float[Array, "C F F"]
+
+    @classmethod
+    def of(cls, task: SingleLocation) -> "_Ratio":
+        prior = task.prior
+        covariances = jnp.eye(prior.features)[None] + task.snr * prior.covariances
+        return cls(jnp.log(prior.weights), jnp.sqrt(task.snr) * prior.means, jnp.linalg.cholesky(covariances))
+
+    def log(self, u: Float[Array, "F N"]) -> Float[Array, " N"]:
+        """log w at N points."""
+
+        def component(c: "_Ratio") -> Array:
+            white = solve_triangular(c.factors, u - c.means[:, None], lower=True)
+            log_determinant = jnp.sum(jnp.log(jnp.diagonal(c.factors)))
+            return c.log_weights - log_determinant + (jnp.sum(u**2, 0) - jnp.sum(white**2, 0)) / 2
+
+        return logsumexp(jax.lax.map(component, self), axis=0)
+
+
+def _axes(task: SingleLocation) -> Float[Array, "F F"]:
+    """Principal directions of the signal, weak first: the noise is isotropic, so any rotation of the nodes is exact."""
+    prior = task.prior
+    moment = jnp.einsum("c,cf,cg->fg", prior.weights, prior.means, prior.means)
+    moment = moment + jnp.einsum("c,cfg->fg", prior.weights, prior.covariances)
+    return jnp.linalg.eigh(jax.lax.stop_gradient(moment))[1]
+
+
+def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
+    if method.frequencies is not None:
+        raise invalid("method", "points in place of frequencies for the Bayes risk", method)
+    others = (int(task.length) if is_concrete(task.length) else TRACED_LENGTH) - 1
+    log_tail = float(np.log(others / (5 * method.tail)))
+    if method.nodes is not None and method.points is not None:
+        return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
+    if not is_concrete(task):
+        points = _joint.layout((_TRACED_AXIS,) * task.features, log_tail)
+        return _joint.Grid(method.tail, log_tail, _TRACED_NODES, points)
+    # slopes of log w along the axes; a Gaussian component's grows with u, to where sharpness still counts
+    axes, ratio = np.asarray(_axes(task)), _Ratio.of(task)
+    covariances = np.asarray(ratio.factors @ jnp.swapaxes(ratio.factors, -1, -2))
+    inverse = np.linalg.inv(covariances)
+    slopes = np.abs(np.einsum("cf,cfg,gj->cj", np.asarray(ratio.means), inverse, axes))
+    bends = np.abs(np.einsum("fj,cfg,gj->cj", axes, np.eye(task.features) - inverse, axes))
+    spread = (slopes + 0.4 * np.sqrt(2 * log_tail) * bends).max(0)
+    spread = np.where(spread > 1e-7 * spread.max(initial=0), spread, 0.0)
+    nodes = float(_joint.needed_nodes(_window(jnp.asarray(0.0), others, method.tail), jnp.asarray(others), method.tail))
+    points = _joint.layout(tuple(axis_count(each, log_tail) for each in spread), log_tail)
+    return _joint.Grid(method.tail, log_tail, rounded_count(nodes + 6), points)
+
+
+def _window(tilted: Array, others: Any, tail: float) -> _joint.Window:
+    """E w = 1 bounds the integrand on both sides: E G(u+s) ≤ e^u, and e^{−u} E G(u+s) ≤ e^{−u−1}."""
+    left, right = -jnp.log(others / tail), jnp.log(jnp.asarray(1 / tail))
+    return _joint.Window(left, jnp.clip(-tilted, left, right - 3.5), right)
+
+
+@eqx.filter_jit
+def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
+    """1 − E p_ε and E Σ_ℓ (δ_ℓε − p_ℓ)²."""
+    if isinstance(grid.points, tuple):
+        if len(grid.points) != task.features:
+            raise invalid("points", f"one count per feature ({task.features})", grid.points)
+        points = tensor_points(grid.points, grid.log_tail)
+    else:
+        z = normal_points(grid.points, 1, task.features, seed=grid.seed)[0]
+        points = Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))
+    others = jnp.asarray(task.length, jnp.float64) - 1
+    s = _Ratio.of(task).log(_axes(task) @ jnp.asarray(points.z))
+    weight = jnp.asarray(points.weight)
+    top = jnp.max(jax.lax.stop_gradient(s))
+    tilt = weight * jnp.exp(jax.lax.stop_gradient(s) - top)
+    place = _window(jnp.sum(tilt * jax.lax.stop_gradient(s)) / jnp.sum(tilt), others, grid.tail)
+    u, du = bent_nodes(*place, grid.nodes)
+    tables = _joint.tabulate(s, [weight], 3, u)
+    miss, g1, _ = tables
+    signal = jnp.exp(-u) * g1  # E_ε g
+    form = others * jnp.sum(du * signal * g1 * jnp.exp((others - 1) * jnp.log1p(-jnp.minimum(miss, 1 - 1e-13))))
+    return form, _joint.risk(tables, 1 - signal, du, others)
+
+
+@eqx.filter_jit
+def _sampled(task: SingleLocation, method: MonteCarlo) -> tuple[Array, Array]:
+    """Mean of 1 − p_ε over samples, shared equally by the components, and its standard error."""
+    ratio, length, features = _Ratio.of(task), int(task.length), task.features
+    each = -(-method.samples // task.prior.components)
+    size = max(1, min(each, 2**19 // (length * features)))
+    chunks = -(-each // size)
+
+    def component(c: tuple[Array, _Ratio]) -> tuple[Array, Array]:
+        index, own = c
+        key = jax.random.fold_in(jax.random.key(method.seed), index)
+
+        def chunk(i: Array) -> tuple[Array, Array]:
+            u = jax.random.normal(jax.random.fold_in(key, i), (features, length * size), jnp.float64)
+            first = own.means[:, None] + own.factors @ u[:, :size]
+            log_w = ratio.log(jnp.concatenate([first, u[:, size:]], axis=1)).reshape(length, size)
+            miss = -jnp.expm1(log_w[0] - logsumexp(log_w, axis=0))
+            kept = i * size + jnp.arange(size) < each
+            return jnp.sum(jnp.where(kept, miss, 0.0)) / each, jnp.sum(jnp.where(kept, miss**2, 0.0)) / each
+
+        first, second = jax.tree.map(jnp.sum, jax.lax.map(jax.checkpoint(chunk), jnp.arange(chunks)))
+        return first, second - jax.lax.stop_gradient(first) ** 2
+
+    means, variances = jax.lax.map(component, (jnp.arange(task.prior.components), ratio))
+    weights = task.prior.weights
+    return weights @ means, jnp.sqrt(jnp.sum(jax.lax.stop_gradient(weights**2 * jnp.maximum(variances, 0)) / each))
