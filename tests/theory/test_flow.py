@@ -8,7 +8,8 @@ import pytest
 import theory as th
 from tests.theory.states import FLIPS, WORKED, random_state, worked_fixed_point
 from theory import flow as flow_module
-from theory.corrector import gradient_covariance, normal_points
+from theory._nodes import normal_points
+from theory.corrector import gradient_covariance
 from theory.flow import drift
 from theory.scores import score_law
 
