@@ -53,8 +53,9 @@ class Setting(eqx.Module):
 
 
 def trained_leaves(layer: MultiHeadAttention, rates: dict[str, Any]) -> PyTree:
-    """Marks the leaves of the layer that bear a name in `rates`."""
-    return jax.tree.map(lambda name: name in rates, _names(layer))
+    """Marks the keys and what the activation trains, as far as `rates` has a step for them."""
+    trained = ("keys", *layer.activation.trained)
+    return jax.tree.map(lambda name: name in trained and name in rates, _names(layer))
 
 
 def loss_gradient(params: MultiHeadAttention, rest: MultiHeadAttention, tokens: Tokens, loss: str) -> PyTree:
@@ -69,7 +70,7 @@ def advance(
     """A block (setting, first step, number of steps) of SGD; takes over the buffers of `params`.
 
     Returns:
-        The trained leaves of every replica after it, and whether their |k_h|² are in the range of float32.
+        The trained leaves of every replica after it, and whether they are finite, their |k_h|² in float32.
     """
     setting, start, count = block
 
@@ -78,7 +79,9 @@ def advance(
         key = jax.random.fold_in(key, _TRAINING)
         one_step = lambda step, p: _step(setting, p, _fold_step(key, step), count > 0)  # noqa: E731
         params = jax.lax.fori_loop(start, start + count, one_step, params)
-        return params, jnp.all(jnp.isfinite(jnp.sum(jnp.square(params.keys.astype(jnp.float32)), axis=-1)))
+        norms = jnp.sum(jnp.square(params.keys.astype(jnp.float32)), axis=-1)
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in (norms, *jax.tree.leaves(params.activation))]
+        return params, jnp.all(jnp.stack(finite))
 
     return jax.lax.map(run, (params, setting.keys), batch_size=setting.plan.group)
 
@@ -87,7 +90,8 @@ def advance(
 def measure(
     setting: Setting, params: MultiHeadAttention, step: Int[Array, ""], count: int
 ) -> dict[str, Float[Array, "R ..."]]:
-    """Order parameters `m` and `r`, `loss` on `count` fresh samples and `loss_error`, of each replica, in float64."""
+    """Order parameters `m` and `r`, the trained leaves of the activation by their names, `loss` on `count` fresh
+    samples and `loss_error`, of each replica, in float64."""
 
     def one(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> dict[str, Array]:
         params, key = replica
@@ -103,7 +107,9 @@ def measure(
         mean = total / count
         variance = jnp.maximum(squares / count - jnp.square(mean), 0)
         order = layer.order()
-        return {"m": order.m, "r": order.r, "loss": mean, "loss_error": jnp.sqrt(variance / (count - 1))}
+        trained = {name: getattr(layer.activation, name) for name in layer.activation.trained}
+        error = jnp.sqrt(variance / (count - 1))
+        return {"m": order.m, "r": order.r, **trained, "loss": mean, "loss_error": error}
 
     return jax.lax.map(one, (params, setting.keys))
 
@@ -119,7 +125,7 @@ def _step(
 
     total = _over_chunks(gradient, key, plan.batch, plan.chunk)
     mean = jax.tree.map(lambda leaf: leaf / plan.batch, total)
-    rates = {name: rate.astype(params.keys.dtype) for name, rate in setting.rates.items()}
+    rates = setting.rates | {"keys": setting.rates["keys"].astype(params.keys.dtype)}
     optimizer = optax.partition({name: optax.sgd(rate) for name, rate in rates.items()}, _names)
     tree: Any = params  # optax's own type of a tree does not cover modules
     updates, _ = optimizer.update(mean, optimizer.init(tree), tree)  # plain SGD keeps no state

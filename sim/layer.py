@@ -23,7 +23,7 @@ class MultiHeadAttention(eqx.Module):
         keys: (..., H, D), float32 or float64, which is also the type of the tokens it is trained on. A leading
             axis holds independent replicas.
         features: number F of spikes.
-        activation: an `Activation`, softmax unless given.
+        activation: an `Activation`, softmax unless given; its numbers are shared by all replicas.
 
     Raises:
         ValueError: naming the argument that is wrong, what was expected and what came.
@@ -126,7 +126,9 @@ class MultiHeadAttention(eqx.Module):
 
     def attention(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch L"]:
         """a_ℓ, the weights averaged over heads."""
-        return jnp.mean(self.activation(self.scores(tokens)), axis=-2)
+        scores = self.scores(tokens)
+        norms = jnp.sum(jnp.square(self.keys), axis=-1) / self.dim
+        return jnp.mean(self.activation.resolved(norms)(scores), axis=-2)
 
     def __call__(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch D"]:
         """f(X) = Σ_ℓ a_ℓ X_ℓ."""

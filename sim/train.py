@@ -12,8 +12,9 @@ from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
-from theory import OrderParameters, RunFailed, SingleLocation, Trajectory
+from theory import Activation, OrderParameters, RunFailed, SingleLocation, Trajectory
 from theory._checks import instance, invalid, non_negative, positive, typed_key, whole
+from theory.fit import repeated
 from theory.risk import recorded_risk
 
 BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
@@ -38,14 +39,16 @@ def train(
 ) -> Trajectory:
     """Trains the layer by one-pass SGD, k_h ← k_h − η ∇_{k_h} (batch mean of the loss), on the clock τ = η·steps/D.
 
+    What the activation trains moves along, b ← b − κ_b (η/D) ∂_b (batch mean of the loss) and c likewise, in float64.
     Tokens have the type of the keys. Memory stays at one chunk of tokens whatever the batch and the number of
     replicas (one sample if a sample is larger). The compiled code is the same for every ν, η, prior strength,
-    temperature and block length, and a run is bit for bit the same in blocks of any length.
+    temperature, bias, scale and block length, and a run is bit for bit the same in blocks of any length.
 
     Args:
         task: the task.
-        layer: its keys are the start, and are left as they are. With a leading replica axis the replicas are
-            independent runs, replica i with the samples of the single run of `layer[i]` with key `fold_in(key, i)`.
+        layer: its keys and its activation's trained numbers are the start, and are left as they are. With a leading
+            replica axis the replicas are independent runs, replica i with the samples of the single run of `layer[i]`
+            with key `fold_in(key, i)`; they start from the same biases and scales, and each trains its own.
         learning_rate: η > 0.
         time: τ at the end; the number of steps is round(time·D/η).
         batch: samples B ≥ 1 per step.
@@ -54,8 +57,8 @@ def train(
             including 0 and the end; unless given, 31 or every step if there are fewer. Each is moved to the nearest
             step, and the time stored is exactly step·η/D. Nothing is run beyond the last one.
         loss: "finite" for ‖X_ε − f(X)‖²/D or "limit" for its D → ∞ form Σ_ℓ (δ_ℓε − a_ℓ)²; trained and recorded.
-        bias_rate: κ_b of a trained bias, stepped with κ_b·η/D. Softmax has none, so nothing for it to act on.
-        scale_rate: κ_c of a trained scale, likewise.
+        bias_rate: κ_b ≥ 0 of a trained bias, stepped with κ_b·η/D; it has no effect unless the activation trains one.
+        scale_rate: κ_c ≥ 0 of a trained scale, likewise.
         evaluation: fresh samples ≥ 2 per recorded loss.
         block: steps between two returns to Python, where progress, Ctrl-C and divergence are looked after.
         progress: a bar on standard error when the run takes more than two seconds.
@@ -63,13 +66,14 @@ def train(
             otherwise the trajectory is returned and its `result` says so.
 
     Returns:
-        A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, their population
-        risk (D → ∞; NaN if the scores are too large for its integrals), and the loss on fresh samples with its
-        standard error.
+        A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, trained biases and
+        scales, the population risk of both (D → ∞; NaN if the scores are too large for its integrals), and the loss
+        on fresh samples with its standard error.
 
     Raises:
         ValueError: naming the argument that is wrong, what was expected and what came.
-        RunFailed: see `throw`. A replica has diverged when |k_h|² leaves the range of float32 or its loss is NaN.
+        RunFailed: see `throw`. A replica has diverged when |k_h|² leaves the range of float32, or a trained bias or
+            scale or the loss is not finite.
 
     Example:
         >>> import jax
@@ -98,6 +102,7 @@ def train(
         keys, params = key[None], jax.tree.map(lambda leaf: leaf[None], params)
     else:
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(replicas))
+        params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
     plan = Plan.make(task, layer, batch=batch, loss=loss)
     setting = Setting(rest, task, keys, rates, plan)
     log = drive(
@@ -105,7 +110,13 @@ def train(
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
         advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
         measure=lambda state, step: measure(setting, state, jnp.asarray(step), evaluation),
-        shapes={"m": (layer.heads, layer.features), "r": (layer.heads, layer.heads), "loss": (), "loss_error": ()},
+        shapes={
+            "m": (layer.heads, layer.features),
+            "r": (layer.heads, layer.heads),
+            **{name: getattr(layer.activation, name).shape for name in layer.activation.trained},
+            "loss": (),
+            "loss_error": (),
+        },
         replicas=replicas,
         block=whole("block", block, 1),
         batch=batch,
@@ -115,17 +126,19 @@ def train(
     single = (lambda leaf: jnp.asarray(leaf[0])) if layer.replicas is None else jnp.asarray
     records = {name: single(values) for name, values in log.records.items()}
     order = _unchecked_order(records["m"], records["r"])
+    activation = _recorded(layer.activation, records)
     trajectory = Trajectory(
         time=jnp.asarray(grid.times),
         order=order,
-        activation=layer.activation,
-        risk=recorded_risk(task, layer.activation, order),
+        activation=activation,
+        risk=recorded_risk(task, activation, order),
         loss=records["loss"],
         loss_error=records["loss_error"],
         result=single(log.result),
         task=task,
         settings={
             "source": "sgd",
+            "activation": layer.activation.name,
             "heads": layer.heads,
             "features": layer.features,
             "dim": dim,
@@ -157,6 +170,15 @@ def _check_model(task: Any, layer: Any) -> None:
         raise invalid("layer.features", f"{task.features}, the features of the task", layer.features)
     if layer.keys.ndim > 3:
         raise invalid("layer.keys", "shape (H, D) or (replicas, H, D)", layer.keys.shape)
+    if not set(layer.activation.trained) <= {"bias", "scale"}:
+        raise invalid("layer.activation.trained", "'bias' and 'scale' at most", layer.activation.trained)
+
+
+def _recorded(activation: Activation, records: dict[str, Array]) -> Activation:
+    """The activation with the records in place of its trained leaves."""
+    trained, rest = activation.split()
+    records_of = jax.tree.map_with_path(lambda path, _: records[path[0].name], trained)
+    return eqx.combine(records_of, rest)
 
 
 def _unchecked_order(m: Array, r: Array) -> OrderParameters:

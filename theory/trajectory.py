@@ -101,7 +101,7 @@ class Trajectory(eqx.Module):
         activation = settings.pop("activation", None) or self.activation.name
         return {**self.task.configuration(), "activation": activation, **settings}
 
-    def _trained(self) -> dict[str, Float[Array, "*batch T *heads"]]:
+    def _trained(self) -> dict[str, Float[Array, "..."]]:
         """What the activation trains, by name: one number or one per head (the last axis)."""
         return {name: getattr(self.activation, name) for name in self.activation.trained}
 

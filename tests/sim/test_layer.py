@@ -9,7 +9,7 @@ import pytest
 import sim
 from sim import MultiHeadAttention
 from sim._sgd import loss_gradient, trained_leaves
-from theory import SingleLocation, Softmax, gaussian, sign_flips
+from theory import BayesSoftmax, SingleLocation, Softmax, Softmax1, gaussian, sign_flips
 
 draw_tokens, sample_losses = eqx.filter_jit(sim.draw_tokens), eqx.filter_jit(sim.sample_losses)
 TASK = SingleLocation(5, 4.0, gaussian([1.0, -0.5], [[1.0, 0.3], [0.3, 2.0]]))
@@ -93,10 +93,20 @@ def test_forms_of_the_loss_approach_each_other_as_one_over_root_dim():
     assert 0.7 < gaps[0] / gaps[1] / 4 < 1.3
 
 
-def test_float32_and_float64_layers_agree():
-    layer = _layer(dim=500)
+@pytest.mark.parametrize(
+    "activation",
+    [
+        Softmax([0.5, 1.0, 2.0]),
+        Softmax1([-0.3, 0.2, 1.0], 2.5, True),
+        BayesSoftmax([0.5, 0.0, -1.0]),
+        BayesSoftmax("norm"),
+    ],
+    ids=str,
+)
+def test_float32_and_float64_layers_agree(activation):
+    layer = _layer(dim=500, activation=activation)
     tokens = draw_tokens(TASK, jax.random.key(5), 20, dim=500, dtype=jnp.float64)
-    single = MultiHeadAttention(layer.keys.astype(jnp.float32), features=2)
+    single = MultiHeadAttention(layer.keys.astype(jnp.float32), features=2, activation=activation)
     rounded = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x, tokens)
     assert sample_losses(single, rounded).dtype == jnp.float32
     np.testing.assert_allclose(sample_losses(single, rounded), sample_losses(layer, tokens), rtol=2e-5)

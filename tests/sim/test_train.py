@@ -27,7 +27,17 @@ from sim._sgd import (
     measure,
     trained_leaves,
 )
-from theory import Activation, Result, RunFailed, SingleLocation, Softmax, gaussian, population_risk, sign_flips
+from theory import (
+    Activation,
+    Result,
+    RunFailed,
+    SingleLocation,
+    Softmax,
+    Softmax1,
+    gaussian,
+    population_risk,
+    sign_flips,
+)
 
 TASK = SingleLocation(4, 3.0, sign_flips([1.0, 0.0], [0.0, 1.5]))
 KEY = jax.random.key(5)
@@ -154,6 +164,7 @@ class _Sigmoid(Activation):
     """An activation that the exact engine does not know."""
 
     name = "sigmoid"
+    trained = ()
 
     def __call__(self, scores):
         return jax.nn.sigmoid(scores)
@@ -175,9 +186,9 @@ def test_fields(run, ensemble):
     assert ensemble.result.tolist() == [Result.successful] * 3
     hash(run.settings)
     assert dict(run.settings) == {
-        "source": "sgd", "heads": 2, "features": 2, "dim": 20, "dtype": "float32", "learning_rate": 2.0, "batch": 2,
-        "time": 3.0, "loss": "finite", "bias_rate": 1.0, "scale_rate": 1.0, "evaluation": 20, "replicas": None,
-        "key": (0, 5), "key_impl": "threefry2x32",
+        "source": "sgd", "activation": "Softmax(temperature=1.0)", "heads": 2, "features": 2, "dim": 20,
+        "dtype": "float32", "learning_rate": 2.0, "batch": 2, "time": 3.0, "loss": "finite", "bias_rate": 1.0,
+        "scale_rate": 1.0, "evaluation": 20, "replicas": None, "key": (0, 5), "key_impl": "threefry2x32",
     }  # fmt: skip
     assert dict(ensemble.to_xarray().sizes) == {"replica": 3, "time": 4, "head": 2, "feature": 2, "head_": 2}
     assert "reached its end" in str(run)
@@ -191,7 +202,8 @@ def test_the_layer_given_is_left_as_it_was(run):
     _assert_same(first, run)
 
 
-def test_numbers_never_recompile(monkeypatch):
+@pytest.mark.parametrize("activation", [Softmax, lambda x: Softmax1(x, x, trained=True)])
+def test_numbers_never_recompile(monkeypatch, activation):
     module = importlib.import_module("sim.train")
     once = eqx.debug.assert_max_traces(advance.__wrapped__, max_traces=1)
     monkeypatch.setattr(module, "advance", eqx.filter_jit(once, donate="all-except-first"))
@@ -200,12 +212,12 @@ def test_numbers_never_recompile(monkeypatch):
     )
     for change in range(2):
         task = SingleLocation(4, 1.0 + change, sign_flips([1.0 + change, 0.0], [0.0, 1.5 + change]))
-        layer = MultiHeadAttention(_layer().keys, features=2, activation=Softmax(1.0 + change))
+        layer = MultiHeadAttention(_layer().keys, features=2, activation=activation(1.0 + change))
         options = {"learning_rate": 1.0 + change, "block": 1 + 3 * change, "key": jax.random.key(change)}
-        options |= {"record": [0.5 + change]}
+        options |= {"record": [0.5 + change], "bias_rate": 1.0 + change, "scale_rate": 1.0 + change}
         train(task, layer, **OPTIONS | options)
     with pytest.raises(RuntimeError, match="can only be traced 1 times"):
-        train(TASK, _layer(), **OPTIONS | {"batch": 3})
+        train(TASK, layer, **OPTIONS | {"batch": 3})
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(10, 1), (10, 16)])
