@@ -17,6 +17,8 @@ from theory.bayes import bayes_risk as bayes_risk  # noqa: E402
 from theory.flow import gradient_flow as gradient_flow  # noqa: E402
 from theory.method import MonteCarlo as MonteCarlo  # noqa: E402
 from theory.method import Quadrature as Quadrature  # noqa: E402
+from theory.optimum import Optimum as Optimum  # noqa: E402
+from theory.optimum import optimal_risk as optimal_risk  # noqa: E402
 from theory.order import OrderParameters as OrderParameters  # noqa: E402
 from theory.prior import GaussianMixture as GaussianMixture  # noqa: E402
 from theory.prior import Prior as Prior  # noqa: E402

@@ -2,7 +2,7 @@
 
 Given the tokens' projections u_ℓ on the spikes, P(ε = ℓ | X) = p_ℓ ∝ w(u_ℓ), w(u) = E_θ exp(√ν θ·u − ν‖θ‖²/2), and the
 posterior mean of X_ε is Σ_ℓ p_ℓ X_ℓ. Its risk is E Σ_ℓ (δ_ℓε − p_ℓ)² = 1 − E p_ε. w is also the ratio of the laws of
-token ε and of another, so averages over token ε are averages over the noise, E_ε f = E[w f], and docs/model.md §12 gives
+token ε and of another, so averages over token ε are averages over the noise, E_ε f = E[w f], and (docs/model.md §12)
 
     E_Bayes = (L−1) ∫ du e^{−u} (E G(u+s))² φ(u)^{L−2},   s = log w(u), u ~ N(0, I_F), φ = E g(u+s).
 """

@@ -69,6 +69,17 @@ class Quadrature(eqx.Module):
             self.tolerance, most(self.nodes, other.nodes), most(self.frequencies, other.frequencies), points
         )
 
+    def coarsened(self) -> "Quadrature":
+        """This method with counts rounded up to 1, 2, 3, 4, 6, 8, 12, …, for many states to share compiled code."""
+
+        def up(count: int) -> int:
+            power = 2 ** (int(count).bit_length() - 1)
+            return next(n for n in (power, 3 * power // 2, 2 * power) if n >= count)
+
+        points = tuple(up(count) for count in self.points) if isinstance(self.points, tuple) else self.points
+        nodes, frequencies = (None if n is None else up(n) for n in (self.nodes, self.frequencies))
+        return Quadrature(self.tolerance, nodes, frequencies, points)
+
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
         """This method with the node counts that the given state (or the hardest of several) needs.
 

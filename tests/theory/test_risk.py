@@ -338,7 +338,7 @@ def test_monte_carlo_is_the_same_number_alone_and_under_differentiation():
     ("call", "message"),
     [
         (lambda: th.Quadrature(1e-16), "tolerance: expected a number from 1e-13"),
-        (lambda: th.Quadrature(nodes=10), "nodes, frequencies: expected both or neither"),
+        (lambda: th.Quadrature(nodes=10), "nodes, frequencies, points: expected nodes with"),
         (lambda: th.Quadrature(nodes=2, frequencies=10), "nodes: expected a whole number >= 4, got 2"),
         (lambda: th.MonteCarlo(samples=1), "samples: expected a whole number >= 2, got 1"),
         (lambda: th.population_risk(WORKED, SOFTMAX, random_state(0, features=2)), "order: expected m with F = 3"),

@@ -1,0 +1,290 @@
+"""The best order parameters of an activation: minima of the population risk, from several starts."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float
+from scipy.optimize import minimize
+from tqdm import tqdm
+
+from theory._checks import instance, invalid, typed_key, whole
+from theory.activation import Activation, BayesSoftmax
+from theory.fit import State, fit
+from theory.method import Method, Quadrature, default_method
+from theory.order import OrderParameters
+from theory.risk import evaluate_risk
+from theory.task import SingleLocation
+
+_MAX_STEPS = 1000
+_REFITS = 5
+
+
+class Optimum(eqx.Module):
+    """The lowest minimum found, and what the other starts say about it.
+
+    Attributes:
+        risk: its population risk.
+        error: of the evaluation of that risk; how far a lower minimum may lie nobody knows.
+        order: its order parameters.
+        activation: the activation, with its trained leaves at their best.
+        gradient: largest entry of the risk's gradient there (in m along r = m mᵀ + W Wᵀ, and in trained leaves).
+        orthogonal: least eigenvalue of ∂E/∂r there: not negative (but for errors) where heads gain nothing by a part
+            orthogonal to the spikes.
+        starts: (S,) risk reached from each start, lowest first; NaN where a start did not end.
+        task: the task.
+    """
+
+    risk: Float[Array, ""]
+    error: Float[Array, ""]
+    order: OrderParameters
+    activation: Activation
+    gradient: Float[Array, ""]
+    orthogonal: Float[Array, ""]
+    starts: Float[Array, " S"]
+    task: SingleLocation
+
+    @property
+    def spread(self) -> float:
+        """Highest less lowest risk among the starts that ended."""
+        return float(jnp.nanmax(self.starts) - jnp.nanmin(self.starts))
+
+    @property
+    def hits(self) -> int:
+        """How many starts ended within 1e-5 of the lowest risk."""
+        return int(jnp.sum(self.starts <= self.risk + 1e-5))
+
+    def to_xarray(self) -> xr.Dataset:
+        """Risk, error, residual gradient, m and r, the starts; trained leaves as `bias` and `scale`."""
+        trained = self.activation.split()[0]
+        leaves = {name: np.asarray(getattr(trained, name)) for name in self.activation.trained}
+        return xr.Dataset(
+            {
+                "risk": ((), np.asarray(self.risk), {"long_name": "lowest population risk found"}),
+                "error": ((), np.asarray(self.error), {"long_name": "error of its evaluation"}),
+                "gradient": ((), np.asarray(self.gradient), {"long_name": "largest entry of its gradient"}),
+                "orthogonal": ((), np.asarray(self.orthogonal), {"long_name": "least eigenvalue of dE/dr"}),
+                "m": (("head", "feature"), np.asarray(self.order.m), {"long_name": "overlap of head and spike"}),
+                "r": (("head", "head_"), np.asarray(self.order.r), {"long_name": "overlap of heads"}),
+                "starts": ("start", np.asarray(self.starts), {"long_name": "risk reached from each start"}),
+                **{name: (("head",) if leaf.ndim else (), leaf) for name, leaf in leaves.items()},
+            },
+            attrs={**self.task.configuration(), "activation": self.activation.name},
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"Optimum of {type(self.activation).__name__} with {self.order.heads} heads: "
+            f"risk {float(self.risk):.6f} ± {float(self.error):.0e}",
+            f"  residual gradient {float(self.gradient):.1e}, least eigenvalue of ∂E/∂r {float(self.orthogonal):.1e}",
+            f"  {self.hits} of {len(self.starts)} starts ended within 1e-5 of it, others up to {self.spread:.1e} above",
+            "  head  " + "".join(f"{f'm_{f + 1}':>9}" for f in range(self.order.features)) + f"{'r_hh':>9}",
+        ]
+        for head, (m, r) in enumerate(zip(np.asarray(self.order.m), np.diagonal(self.order.r), strict=True)):
+            lines.append(f"  {head + 1:>4}  " + "".join(f"{x:9.4f}" for x in m) + f"{r:9.4f}")
+        trained = self.activation.split()[0]
+        for name in self.activation.trained:
+            lines.append(f"  {name}: {np.array2string(np.asarray(getattr(trained, name)), precision=4)}")
+        return "\n".join(lines)
+
+
+def optimal_risk(
+    task: SingleLocation,
+    activation: Activation,
+    heads: int,
+    *,
+    starts: int = 8,
+    key: Any = None,
+    method: Method | None = None,
+    first: tuple[OrderParameters, Activation] | None = None,
+    progress: bool = True,
+) -> Optimum:
+    """Minimize the population risk over the order parameters, and over what the activation trains.
+
+    BFGS (SciPy's) from `starts` points: heads at √ν times draws of θ from the prior, one support point after the
+    other in the first start, at random scales with noise in the others. It moves heads inside the spikes' span,
+    r = m mᵀ. Whether they gain by a part orthogonal to it is then asked of ∂E/∂r: where that has a negative eigenvalue,
+    the search goes on in (m, W), r = m mᵀ + W Wᵀ. There are local minima: the result is the lowest one found.
+
+    Args:
+        task: the task.
+        activation: trained leaves are optimized, fixed ones kept. A trained scale starts at H (useful because heads are
+            averaged), a trained bias at the level of the noise.
+        heads: number H of heads.
+        starts: number of starts.
+        key: a typed key for them; `jax.random.key(0)` unless given.
+        method: of `population_risk`, nodes fitted to what is met; the exact engine to 1e-5 unless given.
+        first: a state that replaces the first start, such as the optimum at a nearby ν.
+        progress: a bar if it takes over two seconds.
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=5, snr=8.0, prior=th.sign_flips([0.0], [1.0]))
+        >>> best = th.optimal_risk(task, th.Softmax1(trained=True), heads=2, starts=2)
+        >>> print(f"{best.risk:.4f}")
+        0.2486
+    """
+    instance("task", task, SingleLocation)
+    instance("activation", activation, Activation)
+    heads, starts = whole("heads", heads, 1), whole("starts", starts, 1)
+    key = typed_key("key", jax.random.key(0) if key is None else key)
+    if method is None:
+        method = default_method(activation, 1e-5)
+    begin = [_start(task, activation, heads, i, jax.random.fold_in(key, i)) for i in range(starts)]
+    if first is not None:
+        begin[0] = (first[1].split()[0], first[0].m)
+    rest = activation.split()[1]
+    blank = jnp.zeros((heads, heads))
+    points: list[Coordinates] = [(trained, m, None) for trained, m in begin]
+    least = _fitted(method, task, rest, points, None)  # one compiled function for all starts
+    if least is None:
+        raise invalid("method", "a method that integrates the starts", method)
+    bar = tqdm(points, desc="starts", delay=2, leave=False, disable=not progress)
+    ends = [_descend(task, rest, point, method, least) for point in bar]
+    risks = np.array([np.nan if end is None else end[1] for end in ends])
+    if not np.isfinite(risks).any():
+        raise RuntimeError(
+            f"optimal_risk: none of {starts} starts ended in a state that {method} integrates; "
+            "loosen its tolerance, or give another `first` start"
+        )
+    best = ends[int(np.nanargmin(risks))]
+    assert best is not None
+    (trained, m, _), _, fitted = best
+    slope = _slope(task, rest, (trained, m, blank), fitted)
+    values, vectors = np.linalg.eigh(np.asarray(slope[1].r))
+    if values[0] < -1e-6 and isinstance(fitted, Quadrature):
+        wider = _descend(task, rest, (trained, m, 0.1 * jnp.asarray(vectors[:, :1])), method, fitted)
+        if wider is not None and wider[1] < best[1]:
+            (trained, m, w), risks[int(np.nanargmin(risks))], fitted = wider
+            blank = blank.at[:, :1].set(w)
+            slope = _slope(task, rest, (trained, m, blank), fitted)
+            values = np.linalg.eigvalsh(np.asarray(slope[1].r))
+    state = _state((trained, m, blank))
+    combined = eqx.combine(trained, rest)
+    risk, error = _risk_with_error(task, combined, state[1], fitted)
+    moved = slope[1].m + 2 * slope[1].r @ m
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in (*jax.tree.leaves(slope[0]), moved))
+    return Optimum(
+        risk,
+        error,
+        state[1],
+        combined,
+        jnp.asarray(largest),
+        jnp.asarray(values[0]),
+        jnp.sort(jnp.asarray(risks)),
+        task,
+    )
+
+
+# trained leaves, m (H, F), and W (H, K) or None
+Coordinates = tuple[Activation, Array, Array | None]
+
+
+def _start(
+    task: SingleLocation, activation: Activation, heads: int, index: int, key: Array
+) -> tuple[Activation, Array]:
+    """Heads at draws from the prior, and trained leaves that suit them."""
+    prior = task.prior
+    choose, normal, rescale, noise = jax.random.split(key, 4)
+    offset = (
+        jnp.arange(heads) if index == 0 else jax.random.permutation(choose, jnp.arange(max(heads, prior.components)))
+    )
+    component = offset[:heads] % prior.components
+    values, vectors = jnp.linalg.eigh(prior.covariances)
+    root = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
+    own = jax.random.normal(normal, (heads, prior.features), jnp.float64)
+    m = jnp.sqrt(task.snr) * (prior.means[component] + jnp.einsum("hfg,hg->hf", root[component], own))
+    # a broad component's log-likelihood ratio is less steep than √ν θ
+    flatter = vectors / jnp.sqrt(1 + task.snr * jnp.clip(values, 0))[:, None, :] @ jnp.swapaxes(vectors, -1, -2)
+    m = jnp.einsum("hfg,hg->hf", flatter[component], m)
+    if index > 0:
+        scale = jax.random.uniform(rescale, (), jnp.float64, 0.3, 1.0)
+        m = scale * m + 0.3 * jax.random.normal(noise, m.shape, jnp.float64)
+    square = jnp.sum(m**2, axis=1) / 2
+
+    def begin(path: Any, leaf: Array) -> Array:
+        if path[0].name == "scale":
+            return jnp.full_like(leaf, heads)
+        level = square if isinstance(activation, BayesSoftmax) else square + jnp.log(task.length * 1.0)
+        return level if leaf.ndim else jnp.mean(level)
+
+    return jax.tree.map_with_path(begin, activation.split()[0]), m
+
+
+def _state(y: Coordinates) -> State:
+    trained, m, w = y
+    return trained, OrderParameters(m, m @ m.T + (0.0 if w is None else w @ w.T))
+
+
+def _descend(
+    task: SingleLocation, rest: Activation, y: Coordinates, method: Method, least: Method
+) -> tuple[Coordinates, float, Method] | None:
+    """The minimum reached, its risk, and the method with the nodes it needs (no fewer than `least`); None if none."""
+    fitted, value = least, np.nan
+    for _ in range(_REFITS):
+        y, value = _minimized(task, rest, y, fitted)
+        if not np.isfinite(value):
+            return None
+        wider = _fitted(method, task, rest, [y], fitted)
+        if wider is None:
+            return None
+        if wider == fitted:
+            break
+        fitted = wider
+    return y, value, fitted
+
+
+def _fitted(
+    method: Method, task: SingleLocation, rest: Activation, ys: list[Coordinates], least: Method | None
+) -> Method | None:
+    """`method` with the nodes that these states need, rounded up to few different numbers; None if too many."""
+    if not isinstance(method, Quadrature) or method.nodes is not None:
+        return method
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_state(y) for y in ys))
+    try:
+        wider = fit(method, task, rest, states)
+    except ValueError:  # the scores have run away
+        return None
+    coarse = wider.coarsened()
+    return coarse.at_least(least) if isinstance(least, Quadrature) else coarse
+
+
+def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: Method) -> tuple[Coordinates, float]:
+    flat, back = ravel_pytree(y)
+
+    def both(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _value_and_slope(task, rest, back(jnp.asarray(x)), method)
+        return float(value), np.asarray(ravel_pytree(slope)[0])
+
+    found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": _MAX_STEPS})
+    return back(jnp.asarray(found.x)), float(found.fun)
+
+
+@eqx.filter_jit
+def _value_and_slope(
+    task: SingleLocation, rest: Activation, y: Coordinates, method: Method
+) -> tuple[Array, Coordinates]:
+    def risk(y: Coordinates) -> Array:
+        trained, order = _state(y)
+        return evaluate_risk(task, eqx.combine(trained, rest), order, method)[0]
+
+    return jax.value_and_grad(risk)(y)
+
+
+@eqx.filter_jit
+def _slope(task: SingleLocation, rest: Activation, y: Coordinates, method: Method) -> State:
+    """∂E in the trained leaves, m and r."""
+    return jax.grad(lambda s: evaluate_risk(task, eqx.combine(s[0], rest), s[1], method)[0])(_state(y))
+
+
+@eqx.filter_jit
+def _risk_with_error(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method
+) -> tuple[Array, Array]:
+    value, error = evaluate_risk(task, activation, order, method, with_error=True)
+    assert error is not None
+    return value, error
