@@ -91,3 +91,40 @@ def test_reference_trajectory(benchmark):
     seconds = benchmark.stats.stats.median
     print(f"\ntrajectory to τ = 400 with 201 records: {seconds:.2f} s; the first, with compilation, {first:.1f} s")
     np.testing.assert_allclose(trajectory.risk[jnp.array([50, 200])], [0.398945, 0.376651], atol=5e-7)
+
+
+@pytest.mark.parametrize("length", [10, 10**5])
+def test_bayes_softmax_to_1e4(length, benchmark):
+    task, order = th.SingleLocation(length, 1.0, TASK.prior), specialized_state()
+    activation = th.BayesSoftmax("norm")
+    best = th.population_risk(task, activation, order, th.Quadrature(1e-6, nodes=40, points=(16, 28, 44, 52)))
+    # as fitted to 1e-4 at L = 10; the same for both lengths, so that only the length differs
+    method = th.Quadrature(1e-4, nodes=32, points=(7, 24, 37, 34))
+    risk = lambda o: th.population_risk(task, activation, o, method)  # noqa: E731
+    value, slope = jax.jit(risk), jax.jit(jax.value_and_grad(risk))
+    error = abs(float(value(order) - best))
+    benchmark.pedantic(lambda: jax.block_until_ready(value(order)), rounds=15, warmup_rounds=1)
+    seconds = benchmark.stats.stats.median
+    both = median_seconds(lambda: slope(order))
+    print(
+        f"\nB-softmax, L = {length}: risk {1e3 * seconds:.1f} ms, with its gradient {1e3 * both:.1f} ms at error "
+        f"{error:.1e} ({method.nodes} nodes, points {method.points})"
+    )
+    assert error <= 1e-4
+
+
+@pytest.mark.parametrize("length", [10, 10**5])
+def test_bayes_risk_to_1e4(length, benchmark):
+    prior, method = TASK.prior, th.Quadrature(1e-4, nodes=256, points=(22, 28, 35))
+    best = th.bayes_risk(th.SingleLocation(length, 1.0, prior), th.Quadrature(1e-7, nodes=600, points=(36, 44, 52)))
+    risk = lambda snr: th.bayes_risk(th.SingleLocation(length, snr, prior), method)  # noqa: E731
+    value, slope = jax.jit(risk), jax.jit(jax.value_and_grad(risk))
+    error = abs(float(value(1.0) - best))
+    benchmark.pedantic(lambda: jax.block_until_ready(value(1.0)), rounds=15, warmup_rounds=1)
+    seconds = benchmark.stats.stats.median
+    both = median_seconds(lambda: slope(1.0))
+    print(
+        f"\nBayes risk, L = {length}: {1e3 * seconds:.1f} ms, with its gradient in ν {1e3 * both:.1f} ms at error "
+        f"{error:.1e} ({method.nodes} nodes, points {method.points})"
+    )
+    assert error <= 1e-4
