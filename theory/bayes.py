@@ -68,6 +68,12 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
     return (value, error) if with_error else value
 
 
+def fitted_to_bayes(task: SingleLocation, tolerance: float = 1e-6) -> Quadrature:
+    """The method with the counts that `bayes_risk` takes for this task: for others like it to share compiled code."""
+    grid = _grid(task, Quadrature(tolerance))
+    return Quadrature(tolerance, grid.nodes, points=grid.points)
+
+
 def bayes_heads(task: SingleLocation) -> tuple[OrderParameters, BayesSoftmax]:
     """The B-softmax heads that are the posterior of a discrete prior, one per support point (docs/model.md §11).
 

@@ -21,6 +21,7 @@ from theory.risk import evaluate_risk
 from theory.task import SingleLocation
 
 _MAX_STEPS = 1000
+_NEGATIVE = 1e-5  # an eigenvalue below −this is no error of the evaluation
 _REFITS = 5
 
 
@@ -37,6 +38,7 @@ class Optimum(eqx.Module):
             orthogonal to the spikes.
         starts: (S,) risk reached from each start, lowest first; NaN where a start did not end.
         task: the task.
+        method: how the risk was evaluated, with the node counts taken.
     """
 
     risk: Float[Array, ""]
@@ -47,6 +49,7 @@ class Optimum(eqx.Module):
     orthogonal: Float[Array, ""]
     starts: Float[Array, " S"]
     task: SingleLocation
+    method: Method = eqx.field(static=True)
 
     @property
     def spread(self) -> float:
@@ -117,7 +120,8 @@ def optimal_risk(
         heads: number H of heads.
         starts: number of starts.
         key: a typed key for them; `jax.random.key(0)` unless given.
-        method: of `population_risk`, nodes fitted to what is met; the exact engine to 1e-5 unless given.
+        method: of `population_risk`; the exact engine to 1e-5 unless given. Counts are fitted to what is met, and those
+            given are taken as the least (the `method` of a nearby optimum: compiled code is used again).
         first: a state that replaces the first start, such as the optimum at a nearby ν.
         progress: a bar if it takes over two seconds.
 
@@ -138,7 +142,6 @@ def optimal_risk(
     if first is not None:
         begin[0] = (first[1].split()[0], first[0].m)
     rest = activation.split()[1]
-    blank = jnp.zeros((heads, heads))
     points: list[Coordinates] = [(trained, m, None) for trained, m in begin]
     least = _fitted(method, task, rest, points, None)  # one compiled function for all starts
     if least is None:
@@ -153,31 +156,20 @@ def optimal_risk(
         )
     best = ends[int(np.nanargmin(risks))]
     assert best is not None
-    (trained, m, _), _, fitted = best
-    slope = _slope(task, rest, (trained, m, blank), fitted)
+    y, _, fitted = best
+    slope = _value_and_slope(task, rest, _state(y), fitted)[1]
     values, vectors = np.linalg.eigh(np.asarray(slope[1].r))
-    if values[0] < -1e-6 and isinstance(fitted, Quadrature):
-        wider = _descend(task, rest, (trained, m, 0.1 * jnp.asarray(vectors[:, :1])), method, fitted)
+    if values[0] < -_NEGATIVE:
+        wider = _descend(task, rest, (y[0], y[1], 0.1 * jnp.asarray(vectors[:, :1])), method, fitted)
         if wider is not None and wider[1] < best[1]:
-            (trained, m, w), risks[int(np.nanargmin(risks))], fitted = wider
-            blank = blank.at[:, :1].set(w)
-            slope = _slope(task, rest, (trained, m, blank), fitted)
+            y, risks[int(np.nanargmin(risks))], fitted = wider
+            slope = _value_and_slope(task, rest, _state(y), fitted)[1]
             values = np.linalg.eigvalsh(np.asarray(slope[1].r))
-    state = _state((trained, m, blank))
-    combined = eqx.combine(trained, rest)
-    risk, error = _risk_with_error(task, combined, state[1], fitted)
-    moved = slope[1].m + 2 * slope[1].r @ m
-    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in (*jax.tree.leaves(slope[0]), moved))
-    return Optimum(
-        risk,
-        error,
-        state[1],
-        combined,
-        jnp.asarray(largest),
-        jnp.asarray(values[0]),
-        jnp.sort(jnp.asarray(risks)),
-        task,
-    )
+    order, combined = _state(y)[1], eqx.combine(y[0], rest)
+    risk, error = _risk_with_error(task, combined, order, fitted)
+    largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(_pulled_back(y, slope)))
+    gradient, orthogonal, reached = jnp.asarray(largest), jnp.asarray(values[0]), jnp.sort(jnp.asarray(risks))
+    return Optimum(risk, error, order, combined, gradient, orthogonal, reached, task, fitted)
 
 
 # trained leaves, m (H, F), and W (H, K) or None
@@ -242,43 +234,38 @@ def _fitted(
     method: Method, task: SingleLocation, rest: Activation, ys: list[Coordinates], least: Method | None
 ) -> Method | None:
     """`method` with the nodes that these states need, rounded up to few different numbers; None if too many."""
-    if not isinstance(method, Quadrature) or method.nodes is not None:
+    if not isinstance(method, Quadrature):
         return method
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_state(y) for y in ys))
     try:
-        wider = fit(method, task, rest, states)
+        wider = fit(Quadrature(method.tolerance), task, rest, states).coarsened().at_least(method)
     except ValueError:  # the scores have run away
         return None
-    coarse = wider.coarsened()
-    return coarse.at_least(least) if isinstance(least, Quadrature) else coarse
+    return wider.at_least(least) if isinstance(least, Quadrature) else wider
 
 
 def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: Method) -> tuple[Coordinates, float]:
     flat, back = ravel_pytree(y)
 
     def both(x: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _value_and_slope(task, rest, back(jnp.asarray(x)), method)
-        return float(value), np.asarray(ravel_pytree(slope)[0])
+        y = back(jnp.asarray(x))
+        value, slope = _value_and_slope(task, rest, _state(y), method)
+        return float(value), np.asarray(ravel_pytree(_pulled_back(y, slope))[0])
 
     found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": _MAX_STEPS})
     return back(jnp.asarray(found.x)), float(found.fun)
 
 
 @eqx.filter_jit
-def _value_and_slope(
-    task: SingleLocation, rest: Activation, y: Coordinates, method: Method
-) -> tuple[Array, Coordinates]:
-    def risk(y: Coordinates) -> Array:
-        trained, order = _state(y)
-        return evaluate_risk(task, eqx.combine(trained, rest), order, method)[0]
-
-    return jax.value_and_grad(risk)(y)
+def _value_and_slope(task: SingleLocation, rest: Activation, state: State, method: Method) -> tuple[Array, State]:
+    """The risk, and ∂E in the trained leaves, m and r."""
+    return jax.value_and_grad(lambda s: evaluate_risk(task, eqx.combine(s[0], rest), s[1], method)[0])(state)
 
 
-@eqx.filter_jit
-def _slope(task: SingleLocation, rest: Activation, y: Coordinates, method: Method) -> State:
-    """∂E in the trained leaves, m and r."""
-    return jax.grad(lambda s: evaluate_risk(task, eqx.combine(s[0], rest), s[1], method)[0])(_state(y))
+def _pulled_back(y: Coordinates, slope: State) -> Coordinates:
+    """The gradient in the coordinates, r = m mᵀ + W Wᵀ."""
+    _, m, w = y
+    return slope[0], slope[1].m + 2 * slope[1].r @ m, None if w is None else 2 * slope[1].r @ w
 
 
 @eqx.filter_jit

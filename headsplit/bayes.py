@@ -1,0 +1,164 @@
+"""The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+# purposes of randomness, folded into key(seed)
+_AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
+STORE, FIGURE = "result.zarr", "bayes"
+PRIORS = (
+    "sign_flips(mean=[0.0], amplitude=[1.0])",
+    "one_hot(features=3)",
+    "gaussian(mean=[0.0, 0.0], variance=[1.0, 1.0])",
+    "gaussian(mean=[0.0, 0.0], variance=[1.0, 0.25])",
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What makes the plots; every field is in the store, exactly."""
+
+    priors: tuple[str, ...] = PRIORS
+    prior_heads: tuple[int, ...] = (2, 3, 4, 4)  # H against ν, for each prior
+    length: int = 5
+    snrs: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
+    heads: tuple[int, ...] = (1, 2, 3, 4)
+    snr: float = 8.0  # against H
+    starts: int = 2
+    tolerance: float = 1e-4
+    trained_snrs: tuple[float, ...] = (4.0, 16.0)
+    dim: int = 500
+    variance: float = 0.1
+    learning_rate: float = 1.0
+    batch: int = 10
+    time: float = 30.0
+    replicas: int = 4
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuses wrong values by name, before anything is computed or written."""
+        from headsplit.parse import parse_prior
+        from theory import SingleLocation
+        from theory._checks import invalid, positive, whole
+
+        if len(self.prior_heads) != len(self.priors):
+            raise invalid("prior_heads", f"one number of heads per prior ({len(self.priors)})", self.prior_heads)
+        for name in ("snrs", "heads", "trained_snrs"):
+            values = getattr(self, name)
+            if not values or any(b <= a for a, b in pairwise(values)):
+                raise invalid(name, "at least one value, increasing", values)
+        for snr in (*self.snrs, *self.trained_snrs, self.snr):
+            positive("snr", snr, 0)
+        for heads in (*self.heads, *self.prior_heads):
+            whole("heads", heads, 1)
+        for text, heads in zip(self.priors, self.prior_heads, strict=True):
+            task = SingleLocation(self.length, self.snr, parse_prior(text))
+            whole("dim", self.dim, task.features + heads)
+        for name in ("variance", "learning_rate", "time"):
+            positive(name, getattr(self, name), 0)
+        for name in ("starts", "batch", "replicas"):
+            whole(name, getattr(self, name), 1)
+        if not 1e-8 <= self.tolerance <= 1e-2:
+            raise invalid("tolerance", "a number from 1e-8 to 1e-2", self.tolerance)
+
+
+class Interrupted(Exception):
+    """Stopped by the user; the message says what is kept."""
+
+
+def run(configuration: Configuration, folder: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
+    """Compute what is not there yet, store each line as it is finished, and draw.
+
+    Raises:
+        ValueError: options that are wrong, or a folder that holds another configuration.
+        Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
+    """
+    from compare import load
+    from compare.store import differences
+
+    configuration.check()
+    path = folder / STORE
+    if path.exists():
+        stored = load(path)
+        other = differences(asdict(configuration), stored.configuration)
+        if other:
+            raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)})")
+        if stored.metadata["status"] == "complete":
+            say(f"{path} holds this result already (computed {stored.metadata['created']}): loaded, not recomputed")
+            return show(path, say=say)
+        say(f"{path}: going on with what is missing")
+    _compute(configuration, path, progress=progress, say=say)
+    show(path, say=say)
+
+
+def show(path: Path, *, say: Callable[[str], Any]) -> None:
+    """Print the table of a stored result and draw its figure beside it."""
+    from compare import load
+    from figures.bayes import draw, table
+    from figures.style import save_figure
+
+    store = load(path)
+    if store.metadata["status"] != "complete":
+        raise ValueError(f"{path}: expected a complete result; `headsplit bayes` with the same options goes on with it")
+    say(table(store))
+    for written in (path, *save_figure(draw(store), path.parent / FIGURE)):
+        say(f"  {written}")
+
+
+def _compute(c: Configuration, path: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
+    """Every line that is not stored yet; the store is written again after each."""
+    import numpy as np
+
+    from compare import load, save
+
+    done = dict(load(path).datasets) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jobs = [job for job in _jobs(c, progress=progress) if job[0] not in done]
+    try:
+        for index, (group, text, compute) in enumerate(jobs):
+            say(f"[{index + 1}/{len(jobs)}] {text}")
+            data = compute()
+            if "result" in data and np.any(np.asarray(data["result"]) == 3):  # SGD takes Ctrl-C as its end
+                raise KeyboardInterrupt
+            done[group] = data
+            save(path, done, asdict(c), status="complete" if index + 1 == len(jobs) else "unfinished", replace=True)
+    except KeyboardInterrupt:
+        kept = f"{len(done)} lines are kept in {path}, the same command goes on" if done else "nothing is kept yet"
+        raise Interrupted(f"interrupted: {kept}") from None
+
+
+def _jobs(c: Configuration, *, progress: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+    """(group in the store, what it is, how to compute it)."""
+    import jax
+
+    from compare.bayes import ACTIVATIONS, bayes_against_snr, optima_against_heads, optima_against_snr, trained_risk
+    from headsplit.parse import parse_prior
+
+    root = jax.random.key(c.seed)
+    shared: dict[str, Any] = {"length": c.length, "progress": progress}
+    search: dict[str, Any] = {**shared, "starts": c.starts, "tolerance": c.tolerance}
+    train: dict[str, Any] = {
+        name: getattr(c, name) for name in ("dim", "variance", "learning_rate", "batch", "time", "replicas")
+    }
+    for p, (text, heads) in enumerate(zip(c.priors, c.prior_heads, strict=True)):
+        prior = parse_prior(text)
+        every = sorted({*c.snrs, *c.trained_snrs, c.snr})
+        yield f"bayes_{p}", f"Bayes risk, {text}", partial(bayes_against_snr, prior, snrs=every, length=c.length)
+        for a, name in enumerate(ACTIVATIONS):
+            own = jax.random.fold_in(jax.random.fold_in(root, p), a)
+            on_snr, on_heads, training = (
+                jax.random.fold_in(own, purpose) for purpose in (_AGAINST_SNR, _AGAINST_HEADS, _TRAINING)
+            )
+            optima = partial(optima_against_snr, prior, name, heads=heads, snrs=c.snrs, key=on_snr, **search)
+            yield f"snr_{p}_{a}", f"{name}, {heads} heads: optima against ν", optima
+            optima = partial(optima_against_heads, prior, name, heads=c.heads, snr=c.snr, key=on_heads, **search)
+            yield f"heads_{p}_{a}", f"{name}: optima against H at ν = {c.snr:g}", optima
+            for i, snr in enumerate(c.trained_snrs):
+                key = jax.random.fold_in(training, i)
+                run = partial(trained_risk, prior, name, heads=heads, snr=snr, key=key, **train, **shared)
+                what = f"{name}, {heads} heads: SGD at D = {c.dim}, ν = {snr:g}"
+                yield f"trained_{p}_{a}_{i}", what, run

@@ -1,0 +1,71 @@
+"""Optima against tables, closed-form limits and the Bayes risk."""
+
+import numpy as np
+import pytest
+
+import theory as th
+
+FLIP = th.sign_flips([0.0], [1.0])
+TWO = {
+    "softmax": th.Softmax(),
+    "softmax-1": th.Softmax1(trained=True),
+    "B-softmax": th.BayesSoftmax([0.0, 0.0], trained=True),
+}
+REFERENCE = {
+    ("softmax", 8.0): 0.48995,
+    ("softmax-1", 8.0): 0.24857,
+    ("B-softmax", 8.0): 0.17254,
+    ("softmax", 16.0): 0.40862,
+    ("softmax-1", 16.0): 0.07009,
+    ("B-softmax", 16.0): 0.02346,
+}
+
+
+@pytest.mark.parametrize(("name", "snr"), REFERENCE)
+def test_sign_flip_with_two_heads(name, snr):
+    task = th.SingleLocation(5, snr, FLIP)
+    method = th.Quadrature(1e-5, **({"points": (1, 64)} if name == "B-softmax" else {"frequencies": 64}), nodes=96)
+    best = th.optimal_risk(task, TWO[name], 2, starts=2, method=method)
+    assert abs(float(best.risk) - REFERENCE[name, snr]) < 1.5e-5
+    assert best.error < 1e-5
+    assert best.gradient < 1e-4
+    assert best.orthogonal > 0  # no part orthogonal to the spikes would help
+    assert abs(float(best.order.m.sum())) < 2e-2  # the even split
+    assert best.to_xarray()["risk"] == best.risk
+    assert f"{float(best.risk):.6f}" in str(best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [3, 5, 10])
+def test_floor_of_softmax(length):
+    """L/(4(L−1)) as ν → ∞: approached from above, to 1e-3 at the last ν."""
+    floor = length / (4 * (length - 1))
+    gaps, first = [], None
+    for snr in (100.0, 1000.0, 10_000.0):
+        best = th.optimal_risk(th.SingleLocation(length, snr, FLIP), TWO["softmax"], 2, starts=2, first=first)
+        gaps.append(float(best.risk) - floor)
+        first = (th.OrderParameters(best.order.m / 2, best.order.r / 4), best.activation)
+    assert np.all(np.diff(gaps) < 0)
+    assert 0 < gaps[-1] < 1e-3
+
+
+@pytest.mark.slow
+def test_gaussian_gap_closes_with_heads():
+    """B-softmax on an isotropic Gaussian: the gap to the Bayes risk falls with every head."""
+    task = th.SingleLocation(5, 4.0, th.gaussian([0.0, 0.0], [1.0, 1.0]))
+    bayes = float(th.bayes_risk(task))
+    gaps = []
+    for heads in (2, 3, 4, 6, 8):
+        best = th.optimal_risk(task, th.BayesSoftmax(np.zeros(heads), trained=True), heads, starts=4)
+        gaps.append(float(best.risk) - bayes)
+    assert np.all(np.diff(gaps) < 0)
+    assert gaps[-1] > 0
+    assert gaps[-1] < gaps[0] / 5
+
+
+def test_starts_that_cannot_be_integrated_are_an_error():
+    task = th.SingleLocation(5, 4.0, FLIP)
+    with pytest.raises(ValueError, match="heads: expected a whole number >= 1"):
+        th.optimal_risk(task, th.Softmax(), 0)
+    with pytest.raises(ValueError, match="starts: expected a whole number >= 1"):
+        th.optimal_risk(task, th.Softmax(), 2, starts=0)
