@@ -65,7 +65,7 @@ def optima_against_snr(
             optimal_risk(
                 SingleLocation(length, snr, prior), ACTIVATIONS[activation](heads), heads, starts=starts, first=first,
                 key=jax.random.fold_in(key, index), progress=progress,
-                method=found[-1].method if found else Quadrature(tolerance),
+                method=_method(activation, heads, prior.features, tolerance),
             )
         )  # fmt: skip
     return _line(found[::-1], "snr", snrs)
@@ -84,7 +84,7 @@ def optima_against_heads(
         found.append(
             optimal_risk(
                 task, ACTIVATIONS[activation](count), count, starts=starts, key=own,
-                method=Quadrature(tolerance), first=first, progress=progress,
+                method=_method(activation, count, prior.features, tolerance), first=first, progress=progress,
             )
         )  # fmt: skip
     return _line(found, "heads", heads)
@@ -119,6 +119,14 @@ def bayes_against_snr(prior: Prior, *, snrs: Sequence[float], length: int) -> xr
         },
         coords={"snr": list(map(float, snrs))},
     )
+
+
+def _method(activation: str, heads: int, features: int, tolerance: float) -> Quadrature:
+    """Counts that most optima do with, for the lines of a figure to share compiled code; they grow where needed."""
+    if activation != "B-softmax":
+        return Quadrature(tolerance, nodes=128, frequencies=192)
+    wide = min(heads, features)
+    return Quadrature(tolerance, nodes=64, points=(1,) * (heads - wide) + (48 if wide < 3 else 32,) * wide)
 
 
 def _line(found: Sequence[Optimum], name: str, values: Sequence[Any]) -> xr.Dataset:

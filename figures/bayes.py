@@ -5,11 +5,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compare import Store
 from compare.bayes import ACTIVATIONS
-from figures.style import DOUBLE, simulation_points, style, theory_line
+from figures.style import COLUMN, DOUBLE, look, simulation_points, style, theory_line
 
 BAYES = {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 1.5)), "marker": ""}
 
@@ -19,7 +19,8 @@ def draw(store: Store) -> Figure:
     configuration = store.configuration
     priors = configuration["priors"]
     with style():
-        figure = Figure(figsize=(DOUBLE, 3.6), layout="constrained")
+        width = COLUMN if len(priors) == 1 else DOUBLE
+        figure = Figure(figsize=(width, 3.8), layout="constrained")
         axes = figure.subplots(2, len(priors), squeeze=False, sharey="row")
         for p, text in enumerate(priors):
             above, below = axes[0, p], axes[1, p]
@@ -37,21 +38,19 @@ def draw(store: Store) -> Figure:
         grey = {"color": "0.3", "markerfacecolor": "white", "markersize": 3}
         label = f"SGD, D = {configuration['dim']}, {configuration['replicas']} layers"
         handles.append(Line2D([], [], linestyle="", marker="o", **grey, label=label))
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if len(priors) > 1 else 3)
     return figure
 
 
 def theory_look(index: int) -> dict:
     """Colour and dashes of an activation's line."""
-    from figures.style import look
-
     return {**look(index), "marker": "", "linestyle": "-"}
 
 
 def against_snr(ax: Axes, store: Store, prior: int) -> list:
     """Optima as lines, the Bayes risk, and trained layers as points with the standard error over replicas."""
     bayes = store[f"bayes_{prior}"]
-    artists = theory_line(ax, bayes["snr"], bayes["bayes"], **BAYES)
+    artists = theory_line(ax, bayes["snr"], bayes["bayes"], **BAYES, zorder=2.5)
     for a in range(len(ACTIVATIONS)):
         line = store[f"snr_{prior}_{a}"]
         artists += theory_line(ax, line["snr"], line["risk"], **theory_look(a))
@@ -59,10 +58,13 @@ def against_snr(ax: Axes, store: Store, prior: int) -> list:
             mean, error = final_risk(store[f"trained_{prior}_{a}_{i}"])
             shift = 1.06 ** (a - 1)  # side by side where they coincide
             artists += simulation_points(ax, [snr * shift], [mean], [error], a, markersize=3)
+    snrs = store.configuration["snrs"]
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.xaxis.set_major_formatter(LogFormatter(base=2, labelOnlyBase=False))
-    ax.set_xticks(store.configuration["snrs"], [f"{snr:g}" for snr in store.configuration["snrs"]])
+    ax.set_xlim(snrs[0] / 1.2, snrs[-1] * 1.2)
+    ax.set_xticks(snrs, [f"{snr:g}" for snr in snrs])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
     return artists
 
@@ -123,4 +125,4 @@ def _title(prior: str) -> str:
     """A short form of a prior's canonical name."""
     name, arguments = prior.rstrip(")").split("(", 1)
     short = {"sign_flips": "sign flips", "one_hot": "one-hot", "gaussian": "Gaussian"}.get(name, name)
-    return f"{short}\\n{arguments.replace('.0', '')}"
+    return f"{short}\n{arguments.replace('.0', '').replace(' ', '')}"

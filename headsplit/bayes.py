@@ -7,9 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from headsplit.compare import STORE, Interrupted
+
 # purposes of randomness, folded into key(seed)
 _AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
-STORE, FIGURE = "result.zarr", "bayes"
+FIGURE = "bayes"
 PRIORS = (
     "sign_flips(mean=[0.0], amplitude=[1.0])",
     "one_hot(features=3)",
@@ -64,10 +66,6 @@ class Configuration:
             whole(name, getattr(self, name), 1)
         if not 1e-8 <= self.tolerance <= 1e-2:
             raise invalid("tolerance", "a number from 1e-8 to 1e-2", self.tolerance)
-
-
-class Interrupted(Exception):
-    """Stopped by the user; the message says what is kept."""
 
 
 def run(configuration: Configuration, folder: Path, *, progress: bool, say: Callable[[str], Any]) -> None:

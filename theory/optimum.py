@@ -166,10 +166,11 @@ def optimal_risk(
             slope = _value_and_slope(task, rest, _state(y), fitted)[1]
             values = np.linalg.eigvalsh(np.asarray(slope[1].r))
     order, combined = _state(y)[1], eqx.combine(y[0], rest)
-    risk, error = _risk_with_error(task, combined, order, fitted)
+    risk = float(np.nanmin(risks))
+    error = _error(task, rest, (y[0], order), fitted, risk)
     largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(_pulled_back(y, slope)))
     gradient, orthogonal, reached = jnp.asarray(largest), jnp.asarray(values[0]), jnp.sort(jnp.asarray(risks))
-    return Optimum(risk, error, order, combined, gradient, orthogonal, reached, task, fitted)
+    return Optimum(jnp.asarray(risk), error, order, combined, gradient, orthogonal, reached, task, fitted)
 
 
 # trained leaves, m (H, F), and W (H, K) or None
@@ -269,9 +270,19 @@ def _pulled_back(y: Coordinates, slope: State) -> Coordinates:
 
 
 @eqx.filter_jit
-def _risk_with_error(
-    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method
-) -> tuple[Array, Array]:
-    value, error = evaluate_risk(task, activation, order, method, with_error=True)
+def _risk_with_error(task: SingleLocation, state: State, rest: Activation, method: Method) -> tuple[Array, Array]:
+    value, error = evaluate_risk(task, eqx.combine(state[0], rest), state[1], method, with_error=True)
     assert error is not None
     return value, error
+
+
+def _error(task: SingleLocation, rest: Activation, state: State, method: Method, value: float) -> Array:
+    """The change under refinement; on Sobol points and for sampling what `population_risk` says."""
+    if isinstance(method, Quadrature) and not isinstance(method.points, int):
+        return jnp.abs(_value(task, rest, state, method.refined()) - value)
+    return _risk_with_error(task, state, rest, method)[1]
+
+
+@eqx.filter_jit
+def _value(task: SingleLocation, rest: Activation, state: State, method: Method) -> Array:
+    return evaluate_risk(task, eqx.combine(state[0], rest), state[1], method)[0]
