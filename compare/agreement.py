@@ -4,14 +4,15 @@ Each replica is compared with the theory started from *its own* initial order pa
 d = simulation − theory starts at 0 and is Gaussian of order D^-1/2 as long as the heads have not split. Residuals
 are paired: they need no alignment of heads or signs.
 
-The verdict. For each quantity (m, r, risk, loss) the mean residual over R replicas must lie within
+The verdict. For each quantity (m, r, the biases and scales that the activation trains, risk, loss) the mean residual
+over R replicas must lie within
 
     critical value × standard error + bias allowance
 
 at every component and every time 0 < τ ≤ `until`.
 
 *Standard error.* At each time the variance is pooled over components that play the same part: the heads at one
-feature of m, the diagonal of r, its upper triangle.
+feature of m, the diagonal of r, its upper triangle, the heads of a bias or a scale.
 
 *Critical value.* A rotation test. For Gaussian residuals the law of the R residuals does not change when they are
 rotated among replicas, whatever their correlation across times, heads and features. So the largest |mean|/error
@@ -28,17 +29,21 @@ component may be off by β times the way it has gone, path = ∫|dx/dτ| dτ on 
 components pooled with it (mean over replicas). r is quadratic in the keys, and the risk is where the prior has no
 mean: there it is twice the path, for r that of m mᵀ and of r_⊥ together. With the D → ∞ loss the drift of m is exact
 at any D, that of r up to the corrector, and there is no such term. The fresh finite-D loss itself is larger than the
-risk; ν E‖θ‖²/D of the risk is allowed for it on top (an allowance, not a bound: docs/model.md §6).
+risk; ν E‖θ‖²/D of the risk is allowed for it on top (an allowance, not a bound: docs/model.md §6). The drift of a bias
+or scale may vanish in the limit while it does not at finite D, where ν‖θ‖² Δ_ε²/D is added to the loss. That pulls a
+scale to a rest at most ν E‖θ‖²/D higher, relatively, and a bias at a rate below (ν E‖θ‖²/D) κ_b s/2, s the share of the
+sink e^b among L zero scores (docs/model.md §8): both are allowed on top.
 
 scatter²: where replicas scatter by s around their theory, curvature shifts the mean by about s². s² is the
-variance of the residuals of m, pooled over heads and summed over features. It is exactly the shift of
-r = m mᵀ + r_⊥; for m, risk and loss the constant is taken to be one as well.
+variance of the residuals of m, pooled over heads and summed over features, plus that of trained biases and scales. The
+part of m is exactly the shift of r = m mᵀ + r_⊥; for all else the constant is taken to be one as well.
 
 *Power.* A drift wrong by a fraction ε moves the mean of x by about ε × way, way = ∫ |dx̄/dτ| dτ of the theory's mean
 over replicas x̄ (what differs in sign between replicas cancels in the mean residual, and says nothing here). The
 *resolution* of a quantity is the least allowed/way over all that is judged: relative drift errors above it would have
 been noticed. Where it is `WEAKEST` or more for m or for r, or fewer than `FEWEST` records are judged, residuals within
-the allowance are no agreement: there is no verdict. Beyond the allowance they remain a disagreement.
+the allowance are no agreement: there is no verdict. Beyond the allowance they remain a disagreement. Biases and scales
+may rightly stand still: where one's resolution is that poor the table says so, and the verdict is about the rest.
 """
 
 import functools
@@ -50,20 +55,21 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from theory import Result, Trajectory
+from theory import BayesSoftmax, Result, Trajectory
 
 ROTATIONS = 9999  # with the observed mean itself, 10^4 directions
 WEAKEST = 0.5  # a verdict that would not notice a drift wrong by half is none
 FEWEST = 3  # records that must be judged
 SPLIT_FRACTION = 0.25  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
 SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
+_RATES = {"bias": "bias_rate", "scale": "scale_rate"}  # settings with the κ of what may be trained beside the keys
 
 
 class Residual(eqx.Module):
     """Residuals of one quantity, simulation − theory, averaged over replicas.
 
     Attributes:
-        name: m, r, risk or loss.
+        name: m, r, bias, scale, risk or loss.
         dims: names of the axes after time.
         mean: (T, ...) mean residual.
         error: (T, ...) its standard error, pooled over like components; NaN with one replica.
@@ -228,8 +234,17 @@ class Agreement(eqx.Module):
         lines += [f"  {reason}" for reason in self.reasons]
         if np.any(judged) and self.replicas >= 2:
             lines += [
+                f"  drift errors of the {r.name} up to {_percent(r.resolution)} would pass unseen"
+                if np.isfinite(r.resolution)
+                else f"  the theory's {r.name} does not move"
+                for r in self.residuals
+                if r.name in _RATES and not r.resolution < WEAKEST
+            ]
+            trained = " and ".join(f"the {r.name}" for r in self.residuals if r.name in _RATES)
+            pulled = f" (and the signal's pull on {trained})" if trained and self.beta else ""
+            lines += [
                 "  |mean residual| is to stay within allowed = critical × ± error + bias,",
-                f"  bias = β·path + scatter², β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);",
+                f"  bias = β·path + scatter²{pulled}, β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);",
                 "  visible: drift errors above this fraction of the theory's way would have been noticed;",
                 "  the corrector is not tested separately unless its effect exceeds what is allowed;",
                 "  residuals are paired, so heads and signs need no alignment",
@@ -255,7 +270,8 @@ def agreement(
     """Compare a simulation with the theory, replica by replica (this module's text defines every quantity).
 
     Args:
-        theory: result of `gradient_flow` from the simulation's own initial order parameters.
+        theory: result of `gradient_flow` from the simulation's own initial order parameters, biases and scales, with
+            its rates.
         simulation: result of `train` recorded at the same times, the first of them τ = 0.
         until: > 0; the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
             predicts: the first record at which, in any replica, the heads' standard deviation along a feature with
@@ -267,7 +283,8 @@ def agreement(
         An `Agreement`.
 
     Raises:
-        ValueError: clocks, tasks, activations, shapes, replicas, starts or step sizes that do not belong together.
+        ValueError: clocks, tasks, activations, rates, shapes, replicas, starts or step sizes that do not belong
+            together.
     """
     if not 0.001 <= level < 1:
         raise ValueError(f"level: expected 0.001 <= level < 1, got {level}")
@@ -275,7 +292,8 @@ def agreement(
         raise ValueError(f"until: expected a time > 0, got {until}")
     dim, finite_loss = _check_pair(theory, simulation)
     time = np.asarray(theory.time)
-    values = {name: (_values(theory, name), _values(simulation, name)) for name in ("m", "r", "risk")}
+    names = ("m", "r", *theory.activation.trained, "risk")
+    values = {name: (_values(theory, name), _values(simulation, name)) for name in names}
     if simulation.loss is not None:
         values["loss"] = (values["risk"][0], np.asarray(simulation.loss).reshape(values["risk"][0].shape))
 
@@ -301,9 +319,13 @@ def agreement(
     second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
     signal = float(theory.task.snr) * float(second.sum()) / dim
     beta = int(theory.task.length) / dim + signal if finite_loss else 0.0
-    biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, _spread(values["m"]))
+    spread = sum((_spread(values[name]) for name in ("m", *theory.activation.trained)), np.zeros(len(time)))
+    biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, spread)
     if "loss" in values and finite_loss:
         biases["loss"] += signal * np.abs(values["loss"][0]).sum(axis=0) / max(count, 1)
+    for name in theory.activation.trained if finite_loss else ():
+        rate = float(dict(simulation.settings).get(_RATES[name], 1.0))
+        biases[name] += signal * _pull(name, values[name][0], theory, rate)
     share = level / len(values)
     residuals = tuple(_residual(name, *pair, biases[name], judged, share) for name, pair in values.items())
     agrees = None if reasons else all(r.within for r in residuals)
@@ -352,7 +374,8 @@ def _reason(residual: Residual, time: np.ndarray) -> str:
 
 def _values(trajectory: Trajectory, name: str) -> np.ndarray:
     """(R, T, ...) values of a quantity, with a replica axis of one for a single run."""
-    value = np.asarray(trajectory.risk if name == "risk" else getattr(trajectory.order, name), dtype=np.float64)
+    owner = trajectory if name == "risk" else trajectory.activation if name in _RATES else trajectory.order
+    value = np.asarray(getattr(owner, name), dtype=np.float64)
     return value if trajectory.replicas is not None else value[None]
 
 
@@ -385,7 +408,19 @@ def _check_pair(theory: Trajectory, simulation: Trajectory) -> tuple[int, bool]:
             f"order: expected the same heads and features, got m of shape {theory.order.m.shape} (theory), "
             f"{simulation.order.m.shape} (simulation)"
         )
-    for name in ("m", "r"):
+    trained = theory.activation.trained
+    for name in trained:
+        if name not in _RATES:
+            raise ValueError(f"activation: expected {' and '.join(_RATES)} at most to be trained, got {name}")
+        if _values(theory, name).shape != _values(simulation, name).shape:
+            raise ValueError(
+                f"activation: expected records of {name} of one shape, got {_values(theory, name).shape} (theory), "
+                f"{_values(simulation, name).shape} (simulation)"
+            )
+        rate, other = (dict(side.settings).get(_RATES[name], 1.0) for side in (theory, simulation))
+        if rate != other:
+            raise ValueError(f"{_RATES[name]}: expected the same, got {rate} (theory), {other} (simulation)")
+    for name in ("m", "r", *trained):
         start, other = _values(theory, name)[:, 0], _values(simulation, name)[:, 0]
         far = np.abs(start - other) > 1e-6 * max(1.0, float(np.nanmax(np.abs(other))))
         if np.any(far):
@@ -415,16 +450,33 @@ def _onset(m: Float[np.ndarray, "R T H F"], theory: Trajectory) -> int | None:
     return int(when[0]) if len(when) else None
 
 
-def _spread(m: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
-    """Variance of m's residuals over replicas, mean over heads, summed over features."""
-    residual = m[1] - m[0]
+def _spread(pair: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
+    """Variance of the residuals over replicas, mean over heads (if there are), summed over features (if there are)."""
+    residual = pair[1] - pair[0]
     if len(residual) < 2:
         return np.zeros(residual.shape[1])
-    return np.var(residual, axis=0, ddof=1).mean(axis=1).sum(axis=-1)
+    variance = np.var(residual, axis=0, ddof=1)
+    variance = variance.reshape(*variance.shape[:2], -1) if variance.ndim > 1 else variance[:, None, None]
+    return variance.mean(axis=1).sum(axis=-1)
+
+
+def _pull(name: str, predicted: np.ndarray, theory: Trajectory, rate: float) -> np.ndarray:
+    """What the length of the signal moves a bias or scale by, per ν E‖θ‖²/D (docs/model.md §8), mean over replicas."""
+    if name == "scale":
+        return np.abs(predicted).sum(axis=0) / max(len(predicted), 1)
+    own = theory.order.heads if predicted.ndim > 2 else 1
+    joint = isinstance(theory.activation, BayesSoftmax)
+    share = np.full(predicted.shape, 1 - 1 / own) if joint else 1 / (1 + int(theory.task.length) * np.exp(-predicted))
+    slope = rate * share.sum(axis=0) / max(len(share), 1) / (2 * own)
+    steps = np.diff(np.asarray(theory.time)).reshape(-1, *(1,) * (slope.ndim - 1)) * (slope[1:] + slope[:-1]) / 2
+    return np.concatenate([np.zeros((1, *slope.shape[1:])), np.cumsum(steps, axis=0)])
 
 
 def _groups(name: str, shape: tuple[int, ...]) -> tuple[Int[np.ndarray, " C"], Int[np.ndarray, " K"]]:
-    """Numbers of the components, equal where they play the same part, and which to count (r only once each)."""
+    """Numbers of the components, equal where they play the same part, and which to count (r only once each).
+
+    The parts of heads that start from unequal biases may differ: pooling them is less sharp, and as well calibrated.
+    """
     if name == "m":
         groups, counted = np.broadcast_to(np.arange(shape[1]), shape), np.ones(shape, dtype=bool)
     elif name == "r":
@@ -447,14 +499,14 @@ def _biases(predicted: dict[str, np.ndarray], beta: float, spread: Float[np.ndar
     """β × path + scatter² of every quantity and component, mean over replicas."""
     m, r, risk = (predicted[name] for name in ("m", "r", "risk"))
     along = m @ np.swapaxes(m, -1, -2)
-    ways = {"m": (m,), "r": (2 * along, 2 * (r - along)), "risk": (2 * risk,), "loss": (2 * risk,)}
+    twofold = {"r": (2 * along, 2 * (r - along)), "risk": (2 * risk,), "loss": (2 * risk,)}
 
     def path(x: np.ndarray) -> np.ndarray:
         steps = np.abs(np.diff(x, axis=1)).sum(axis=0) / max(len(x), 1)
         return np.concatenate([np.zeros((1, *x.shape[2:])), np.cumsum(steps, axis=0)])
 
     return {
-        name: beta * sum(path(part) for part in ways[name]) + spread.reshape(-1, *(1,) * (x.ndim - 2))
+        name: beta * sum(path(part) for part in twofold.get(name, (x,))) + spread.reshape(-1, *(1,) * (x.ndim - 2))
         for name, x in predicted.items()
     }
 
@@ -484,7 +536,7 @@ def _residual(
     if count:
         moves = np.abs(np.diff(predicted.mean(axis=0).reshape(steps, -1), axis=0))
         way[1:] = np.cumsum(moves, axis=0)
-    dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ())
+    dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ("head",) * len(shape))
     mean, error, scatter, bias, way = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias, way))
     return Residual(name, dims, mean, error, scatter, bias, way, critical, judged)
 

@@ -9,12 +9,13 @@ import itertools
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Array, Int
 from scipy.optimize import linear_sum_assignment
 
-from theory import Trajectory
+from theory import Activation, Trajectory
 from theory.prior import Prior
 
 MAX_FEATURES = 12  # all sign vectors are tried: 4096 at most
@@ -38,9 +39,13 @@ class Alignment(eqx.Module):
     reference: int = eqx.field(static=True)
 
     def to_xarray(self) -> xr.Dataset:
-        """`theory_m`, `theory_r`, `simulation_m`, `simulation_r` as aligned, and `permutation`, `signs`."""
+        """`theory_m`, `theory_r`, `simulation_m`, `simulation_r` as aligned, and `permutation`, `signs`.
+
+        Also `theory_bias` and so on for what the activation trains.
+        """
         sides = {"theory": self.theory.to_xarray(), "simulation": self.simulation.to_xarray()}
-        data = xr.Dataset({f"{side}_{name}": sides[side][name] for side in sides for name in ("m", "r")})
+        names = ("m", "r", *self.theory.activation.trained)
+        data = xr.Dataset({f"{side}_{name}": sides[side][name] for side in sides for name in names})
         data["permutation"] = (("replica", "head"), self.permutation, {"long_name": "head before alignment"})
         data["signs"] = (("replica", "feature"), self.signs, {"long_name": "factor on the feature's spike"})
         return data.assign_attrs(reference=self.reference, report=str(self))
@@ -60,24 +65,24 @@ def align(theory: Trajectory, simulation: Trajectory) -> Alignment:
 
     For each replica the permutation and the signs are those that bring the *theory's* last m closest (in the sum
     of squares) to that of the first replica whose theory is finite to its end. They are applied at all times to
-    theory and simulation, so the pairing is kept. Only signs that leave the prior as it is are considered
-    (`sign_symmetries`). Replicas whose theory failed are left as they are.
+    theory and simulation, so the pairing is kept. A head takes along the bias and scale that it trains as its own.
+    Only signs that leave the prior as it is are considered (`sign_symmetries`). Replicas whose theory failed are left
+    as they are.
 
     Args:
         theory: a trajectory with a replica axis.
         simulation: its simulation, of the same shape.
 
     Raises:
-        ValueError: no replica axis, shapes that differ, or an activation that tells heads apart.
+        ValueError: no replica axis, shapes that differ, or an activation that tells heads apart (`check_shared`).
     """
     if theory.replicas is None or theory.order.m.shape != simulation.order.m.shape:
         raise ValueError(
             f"order: expected m of one shape (R, T, H, F), got {theory.order.m.shape} (theory), "
             f"{simulation.order.m.shape} (simulation)"
         )
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves((theory.activation, simulation.activation))]
-    if any(shapes):
-        raise ValueError(f"activation: expected one that all heads share, got parameters of shapes {shapes}")
+    for side in (theory, simulation):
+        check_shared(side.activation)
     last = np.asarray(theory.order.m)[:, -1]
     count, heads, features = last.shape
     finite = np.all(np.isfinite(last), axis=(1, 2))
@@ -91,6 +96,21 @@ def align(theory: Trajectory, simulation: Trajectory) -> Alignment:
     return Alignment(
         _moved(theory, permutation, signs), _moved(simulation, permutation, signs), permutation, signs, reference
     )
+
+
+def check_shared(activation: Activation) -> None:
+    """Refuses an activation that tells heads apart, by numbers of their own that differ and are not trained.
+
+    Trained ones are order parameters: permuted with their heads they make the same layer.
+
+    Raises:
+        ValueError: naming the parameter.
+    """
+    for path, leaf in jax.tree.leaves_with_path(activation.split()[1]):
+        if np.ndim(leaf) and np.any(np.asarray(leaf) != np.asarray(leaf)[0]):
+            raise ValueError(
+                f"activation: expected one that all heads share, got {path[0].name} = {np.asarray(leaf).tolist()}"
+            )
 
 
 def sign_symmetries(prior: Prior) -> Int[np.ndarray, "S F"]:
@@ -137,4 +157,11 @@ def _moved(trajectory: Trajectory, permutation: np.ndarray, signs: np.ndarray) -
     r = np.take_along_axis(r, permutation[:, None, :, None], axis=2)
     r = np.take_along_axis(r, permutation[:, None, None, :], axis=3)
     order = eqx.tree_at(lambda o: (o.m, o.r), trajectory.order, (m, r))
-    return eqx.tree_at(lambda t: t.order, trajectory, order)
+    trained, rest = trajectory.activation.split()
+
+    def with_heads(leaf: Array) -> Array:
+        """One number for all heads (R, T), or one per head (R, T, H), which go where the heads go."""
+        return leaf if leaf.ndim == 2 else jnp.take_along_axis(leaf, permutation[:, None, :], axis=2)
+
+    activation = eqx.combine(jax.tree.map(with_heads, trained), rest)
+    return eqx.tree_at(lambda t: (t.order, t.activation), trajectory, (order, activation))

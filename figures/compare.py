@@ -1,4 +1,7 @@
-"""`headsplit compare` as a picture: order parameters and risk against τ, each with residuals and what is allowed."""
+"""`headsplit compare` as a picture: order parameters and risk against τ, each with residuals and what is allowed.
+
+Biases and scales are order parameters where they are trained.
+"""
 
 import json
 from typing import Any
@@ -16,14 +19,15 @@ from figures.style import BIAS, COLOURS, DASHES, DOUBLE, NOISE, WIDE, look, simu
 
 FRESH: dict[str, Any] = {"fmt": "x", "color": COLOURS[1], "zorder": 2.5}  # the fresh-sample loss
 FRESH_LABEL = "SGD, fresh-sample loss"
+TRAINED = {"bias": "b", "scale": "c"}  # what the activation may train, and its letter
 MAX_MARKERS = 16  # more records are drawn as every n-th
 
 
 def draw(store: Store) -> Figure:
     """The figure of one stored comparison (groups theory, simulation, aligned, agreement)."""
     agreement, aligned = store["agreement"], store["aligned"]
-    features = aligned.sizes["feature"]
-    blocks = features + 2
+    features, trained = aligned.sizes["feature"], _trained(aligned)
+    blocks = features + 2 + len(trained)
     columns = 2 if blocks < 4 else 3
     rows = -(-(blocks + 1) // columns)  # one place is for the legend
     width, height = {2: WIDE, 3: DOUBLE}[columns], 0.45 + 2.05 * rows
@@ -41,6 +45,10 @@ def draw(store: Store) -> Figure:
             elif block == features:
                 norms(above, aligned, store)
                 residuals(below, agreement, "r")
+            elif block < blocks - 1:
+                name = trained[block - features - 1]
+                numbers(above, aligned, store, name)
+                residuals(below, agreement, name)
             else:
                 risk(above, store)
                 residuals(below, agreement, "risk")
@@ -75,18 +83,30 @@ def norms(ax: Axes, aligned: xr.Dataset, store: Store) -> list:
     return _heads(ax, theory, seen)
 
 
-def _heads(ax: Axes, theory: xr.DataArray, seen: xr.DataArray) -> list:
+def numbers(ax: Axes, aligned: xr.Dataset, store: Store, name: str) -> list:
+    """A trained bias or scale: of every head, or the one that all share in black."""
+    keep = _successful(store)
+    theory, seen = (aligned[f"{side}_{name}"].isel(replica=keep) for side in ("theory", "simulation"))
+    shared = "head" not in theory.dims
+    ax.set_ylabel(rf"${TRAINED[name]}{'' if shared else '_h'}$")
+    if not shared:
+        return _heads(ax, theory, seen)
+    return _heads(ax, theory.expand_dims("head"), seen.expand_dims("head"), color="black")
+
+
+def _heads(ax: Axes, theory: xr.DataArray, seen: xr.DataArray, **colour: Any) -> list:
     artists = []
+    edge = {"markeredgecolor": colour["color"]} if colour else {}
     some = _thinned(seen.sizes["time"])
     error = _standard_error(seen - theory)
     for h in range(theory.sizes["head"]):
         one, other = theory.isel(head=h), seen.isel(head=h)
         if one.sizes["replica"] > 1:
             faint = {"linewidth": 0.35, "alpha": 0.25, "zorder": 1}
-            artists += theory_line(ax, one["time"], one.transpose("time", "replica"), h, **faint)
-        artists += theory_line(ax, one["time"], one.mean("replica"), h)
+            artists += theory_line(ax, one["time"], one.transpose("time", "replica"), h, **faint, **colour)
+        artists += theory_line(ax, one["time"], one.mean("replica"), h, **colour)
         point = other.mean("replica").isel(time=some)
-        artists += simulation_points(ax, point["time"], point, error.isel(head=h, time=some), h)
+        artists += simulation_points(ax, point["time"], point, error.isel(head=h, time=some), h, **colour, **edge)
     return artists
 
 
@@ -117,7 +137,8 @@ def residuals(ax: Axes, agreement: xr.Dataset, name: str, *, feature: int | None
         artists.append(ax.fill_between(time, -most, most, color=BIAS, linewidth=0))
         artists.append(ax.fill_between(time, -noise, noise, color=NOISE, linewidth=0))
     artists.append(ax.axhline(0, color="black", linewidth=0.5))
-    black: dict[str, Any] = {"color": "black", "markeredgecolor": "black"} if name == "risk" else {}
+    own = "head" in agreement[f"{name}_residual"].dims
+    black: dict[str, Any] = {} if own else {"color": "black", "markeredgecolor": "black"}
     for h in range(mean.sizes["head"]):
         point, bar = mean.isel(head=h, time=some), error.isel(head=h, time=some)
         artists += simulation_points(ax, point["time"], point, bar, h, markersize=2.0, **black)
@@ -205,9 +226,15 @@ def _parts(agreement: xr.Dataset, name: str, feature: int | None) -> tuple[xr.Da
         values = 1e3 * agreement[f"{name}_{kind}"]
         if name == "r":
             return _diagonal(values)
-        return values.isel(feature=feature) if feature is not None else values.expand_dims("head", axis=-1)
+        values = values.isel(feature=feature) if feature is not None else values
+        return values if "head" in values.dims else values.expand_dims("head", axis=-1)
 
     return tuple(part(kind) for kind in ("residual", "error", "bias", "allowed"))
+
+
+def _trained(aligned: xr.Dataset) -> list[str]:
+    """What is there of trained biases and scales."""
+    return [name for name in TRAINED if f"theory_{name}" in aligned]
 
 
 def _diagonal(r: xr.DataArray) -> xr.DataArray:

@@ -68,6 +68,13 @@ def compare(
             "gaussian(mean, variance), discrete(points, weights), GaussianMixture(weights, means, covariances)."
         ),
     ] = _DEFAULT.prior,
+    activation: Annotated[
+        str,
+        typer.Option(
+            help="Attention activation: Softmax(temperature), Softmax1(bias, scale, trained), "
+            "BayesSoftmax(bias, trained, weights) with numbers or 'norm' as its bias."
+        ),
+    ] = _DEFAULT.activation,
     dim: Annotated[int, typer.Option(help="Dimensions D of the simulated layer.")] = _DEFAULT.dim,
     variance: Annotated[
         float, typer.Option(help="Variance r_0 of the keys at the start, per dimension.")
@@ -75,6 +82,10 @@ def compare(
     learning_rate: Annotated[
         float, typer.Option(help="Learning rate η; a step advances τ by η/D.")
     ] = _DEFAULT.learning_rate,
+    bias_rate: Annotated[
+        float, typer.Option(help="κ_b of a trained bias: a step moves it with κ_b·η/D.")
+    ] = _DEFAULT.bias_rate,
+    scale_rate: Annotated[float, typer.Option(help="κ_c of a trained scale, likewise.")] = _DEFAULT.scale_rate,
     batch: Annotated[
         int, typer.Option(help="Fresh samples B per step; η/B is the theory's step size.")
     ] = _DEFAULT.batch,
@@ -107,7 +118,7 @@ def compare(
 
     The defaults take about two minutes on two CPU cores. Cost grows as D² (a step costs D, and τ takes D/η steps).
     """
-    from headsplit.parse import parse_prior
+    from headsplit.parse import parse_activation, parse_prior
 
     with _reported("compare"):
         configuration = Configuration(
@@ -115,9 +126,12 @@ def compare(
             heads=heads,
             snr=snr,
             prior=parse_prior(prior).name,
+            activation=parse_activation(activation).name,
             dim=dim,
             variance=variance,
             learning_rate=learning_rate,
+            bias_rate=bias_rate,
+            scale_rate=scale_rate,
             batch=batch,
             replicas=replicas,
             time=time,

@@ -10,6 +10,7 @@ from typing import Any
 # purposes of randomness, folded into key(seed): results that share a seed share nothing else by accident
 _START, _TRAINING = 1, 2
 STORE, FIGURE = "result.zarr", "compare"
+_ADDED = ("activation", "bias_rate", "scale_rate")  # older stores lack them: they hold what the defaults make
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,12 @@ class Configuration:
     heads: int = 4
     snr: float = 1.0
     prior: str = "sign_flips(mean=[2.0, 0.0, 0.0], amplitude=[0.0, 2.5, 1.5])"  # the canonical name
+    activation: str = "Softmax(temperature=1.0)"  # likewise, at the start
     dim: int = 1000
     variance: float = 1.0
     learning_rate: float = 5.0
+    bias_rate: float = 1.0
+    scale_rate: float = 1.0
     batch: int = 10
     replicas: int = 8
     time: float = 60.0
@@ -34,15 +38,14 @@ class Configuration:
 
     def folder(self) -> str:
         """A name from what is usually varied, and from all else that differs from the defaults."""
-        always = {"L": "length", "H": "heads", "snr": "snr", "D": "dim"}
+        always = {"length": "L", "heads": "H", "snr": "snr", "dim": "D"}
         others = {
-            "": "prior", "variance": "variance", "eta": "learning_rate", "B": "batch", "R": "replicas", "tau": "time",
-            "records": "records", "loss": "loss", "level": "level", "until": "until",
+            "prior": "", "activation": "", "variance": "variance", "learning_rate": "eta", "bias_rate": "biasrate",
+            "scale_rate": "scalerate", "batch": "B", "replicas": "R", "time": "tau", "records": "records",
+            "loss": "loss", "level": "level", "until": "until",
         }  # fmt: skip
-        changed = {
-            short: name for short, name in others.items() if getattr(self, name) != getattr(Configuration(), name)
-        }
-        parts = (f"{short}{getattr(self, name)}".removesuffix(".0") for short, name in {**always, **changed}.items())
+        changed = {name: short for name, short in others.items() if getattr(self, name) != getattr(_DEFAULT, name)}
+        parts = (f"{short}{getattr(self, name)}".removesuffix(".0") for name, short in {**always, **changed}.items())
         plain = (re.sub(r"[^A-Za-z0-9.-]+", "_", part.replace(" ", "")).strip("_") for part in parts)
         return "-".join([*plain, f"seed{self.seed}"])
 
@@ -52,11 +55,14 @@ class Configuration:
         Raises:
             ValueError: naming the field, what was expected and what came.
         """
-        from headsplit.parse import parse_prior
+        import jax.numpy as jnp
+
+        from compare.alignment import check_shared
+        from headsplit.parse import parse_activation, parse_prior
         from sim._driver import RecordGrid
         from sim.loss import check_loss
         from theory import SingleLocation
-        from theory._checks import invalid, positive, whole
+        from theory._checks import invalid, non_negative, positive, whole
 
         task = SingleLocation(length=self.length, snr=self.snr, prior=parse_prior(self.prior))
         whole("dim", self.dim, task.features + whole("heads", self.heads, 1))
@@ -64,12 +70,22 @@ class Configuration:
             positive(name, getattr(self, name), 0)
         for name in ("batch", "replicas"):
             whole(name, getattr(self, name), 1)
+        activation = parse_activation(self.activation)
+        activation.resolved(jnp.zeros(self.heads))(jnp.zeros((self.heads, 1)))  # as many numbers as heads
+        check_shared(activation)
+        for name in ("bias", "scale"):
+            rate = float(non_negative(f"{name}_rate", getattr(self, f"{name}_rate"), 0))
+            if rate != getattr(_DEFAULT, f"{name}_rate") and name not in activation.trained:
+                raise invalid(f"{name}_rate", f"an activation that trains its {name}", activation.name)
         RecordGrid.make(whole("records", self.records, 2), self.time, self.learning_rate, self.dim)
         check_loss(self.loss)
         if not 0.001 <= self.level < 1:
             raise invalid("level", "0.001 <= level < 1", self.level)
         if self.until is not None and not self.until > 0:
             raise invalid("until", "a time > 0", self.until)
+
+
+_DEFAULT = Configuration()
 
 
 class Interrupted(Exception):
@@ -95,7 +111,7 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
     wanted = asdict(configuration)
     if path.exists():
         stored = load(path)
-        other = differences(wanted, stored.configuration)
+        other = differences(wanted, {**{name: getattr(_DEFAULT, name) for name in _ADDED}, **stored.configuration})
         if other:
             raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)})")
         if stored.metadata["status"] == "complete":
@@ -147,9 +163,9 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     import numpy as np
 
     from compare import agreement, align, save
-    from headsplit.parse import parse_prior
+    from headsplit.parse import parse_activation, parse_prior
     from sim import MultiHeadAttention, train
-    from theory import Result, SingleLocation, Softmax
+    from theory import Result, SingleLocation
 
     c = configuration
     task = SingleLocation(length=c.length, snr=c.snr, prior=parse_prior(c.prior))
@@ -160,7 +176,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         features=task.features,
         dim=c.dim,
         variance=c.variance,
-        activation=Softmax(),
+        activation=parse_activation(c.activation),
         replicas=c.replicas,
     )
     path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
@@ -174,6 +190,8 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         key=training,
         record=c.records,
         loss=c.loss,  # type: ignore[arg-type]  # checked there
+        bias_rate=c.bias_rate,
+        scale_rate=c.scale_rate,
         progress=progress,
         throw=False,
     )
@@ -195,7 +213,12 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     if len(ended):
         say(f"Theory: the flow with the finite-step corrector, from {_starts(len(ended), c.replicas)}")
     try:
-        theory = _flow(simulation, layer.order(), ended, step_size=c.learning_rate / c.batch, progress=progress)
+        rates: dict[str, Any] = {
+            "step_size": c.learning_rate / c.batch,
+            "bias_rate": c.bias_rate,
+            "scale_rate": c.scale_rate,
+        }
+        theory = _flow(simulation, layer.activation, layer.order(), ended, rates=rates, progress=progress)
     except KeyboardInterrupt:
         raise keep_unfinished() from None
     datasets = {
@@ -225,9 +248,13 @@ def _diverged(simulation: Any) -> str:
     return f"SGD diverged in {len(lost)} of {len(finite)} replicas ({shown}{more}); the theory is not solved for them"
 
 
-def _flow(simulation: Any, start: Any, ended: Any, *, step_size: float, progress: bool) -> Any:
-    """The theory of the replicas `ended`; NaN, with the simulation's own result, for the others."""
+def _flow(simulation: Any, activation: Any, start: Any, ended: Any, *, rates: dict[str, Any], progress: bool) -> Any:
+    """The theory of the replicas `ended`; NaN, with the simulation's own result, for the others.
+
+    `activation` and `start` are those that the simulation started from.
+    """
     import equinox as eqx
+    import jax
     import jax.numpy as jnp
     import numpy as np
 
@@ -241,14 +268,14 @@ def _flow(simulation: Any, start: Any, ended: Any, *, step_size: float, progress
         return jnp.asarray(full)
 
     result, part = np.array(simulation.result), None
-    settings = {"source": "not solved", "step_size": step_size}
+    settings = {"source": "not solved", "activation": activation.name, **rates}
     if len(ended):
         part = gradient_flow(
             simulation.task,
-            simulation.activation,
+            activation,
             start[ended],
             simulation.time,
-            step_size=step_size,
+            **rates,
             progress=progress,
             throw=False,
         )
@@ -258,6 +285,7 @@ def _flow(simulation: Any, start: Any, ended: Any, *, step_size: float, progress
     m, r = (spread(part and getattr(part.order, name), getattr(simulation.order, name)) for name in ("m", "r"))
     order = eqx.tree_at(lambda o: (o.m, o.r), simulation.order, (m, r))  # its constructor refuses NaN
     risk = spread(part and part.risk, simulation.risk)
-    return Trajectory(
-        simulation.time, order, simulation.activation, risk, None, None, jnp.asarray(result), simulation.task, settings
-    )
+    seen, rest = simulation.activation.split()
+    found = (part.activation.split()[0],) if part else ()
+    solved = eqx.combine(jax.tree.map(lambda like, *own: spread(own[0] if own else None, like), seen, *found), rest)
+    return Trajectory(simulation.time, order, solved, risk, None, None, jnp.asarray(result), simulation.task, settings)

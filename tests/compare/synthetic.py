@@ -1,9 +1,10 @@
 """Pairs of trajectories with known residuals: Gaussian, of order D^-1/2, correlated in time and across heads."""
 
+import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from theory import OrderParameters, SingleLocation, Softmax, Trajectory, sign_flips
+from theory import OrderParameters, SingleLocation, Softmax, Softmax1, Trajectory, sign_flips
 
 DIM = 1000
 
@@ -62,3 +63,31 @@ def simulated(theory, seed, *, dim=DIM, scale=1.0, shift=0.0, loss="finite", fre
     settings = {"dim": dim, "learning_rate": 0.5 * batch, "batch": batch, "loss": loss}
     result = np.asarray(theory.result)
     return trajectory(theory.time, moved, r + dr, new_risk, settings, loss=sampled, result=result)
+
+
+def trained(theory, run, seed, *, own=False, scale=1.0, shift=0.0):
+    """The pair with a bias that goes from 0 to 0.5 (the other heads' a little less far) and a scale from 2 to 1.
+
+    `own`: one per head. Residuals of the simulation as those of m, with mean `shift` in the bias.
+    """
+    rng = np.random.default_rng(20_000 + seed)
+    time, shape = np.asarray(theory.time), np.shape(theory.risk) + ((theory.order.heads,) if own else ())
+    gone = (1 - np.exp(-time / 3)).reshape(-1, *(1,) * own) * (1 - 0.1 * np.arange(shape[-1] if own else 1))
+    values = {"bias": 0.5 * gone, "scale": 2.0 - gone}
+    start = {name: np.broadcast_to(np.asarray(value[0]), shape[2:]) for name, value in values.items()}
+    pair = []
+    for side, size, moved in ((theory, 0.0, 0.0), (run, scale / np.sqrt(DIM), shift)):
+        activation = Softmax1(**start, trained=True)
+        settings = {**dict(side.settings), "activation": activation.name}
+        records = tuple(
+            jnp.asarray(
+                np.broadcast_to(value.reshape(shape[1:]), shape)
+                + noise(rng, (*shape, 1), size, np.eye(int(np.prod(shape[2:], initial=1))))[..., 0]
+                + (moved if name == "bias" else 0.0)
+            )
+            for name, value in values.items()
+        )
+        activation = eqx.tree_at(lambda a: (a.bias, a.scale), activation, records)
+        fields = (side.time, side.order, activation, side.risk, side.loss, side.loss_error, side.result, side.task)
+        pair.append(Trajectory(*fields, settings))
+    return tuple(pair)

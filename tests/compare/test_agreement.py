@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import synthetic
@@ -215,6 +216,102 @@ def test_exact_match_agrees():
     theory = synthetic.ideal(9)
     run = synthetic.simulated(theory, 9, scale=0.0, fresh=False)
     assert agreement(theory, run).agrees is True
+
+
+class TestTrained:
+    """Biases and scales that are trained are judged like m and r."""
+
+    def pair(self, seed=0, *, own=False, shift=0.0, size=1.0, **setup):
+        theory = synthetic.ideal(seed, **setup)
+        return synthetic.trained(theory, synthetic.simulated(theory, seed), seed, own=own, scale=size, shift=shift)
+
+    @pytest.mark.parametrize("own", [False, True], ids=["shared", "per head"])
+    def test_agreement_names_them(self, own):
+        verdict = agreement(*self.pair(own=own))
+        assert verdict.agrees is True, str(verdict)
+        assert [r.name for r in verdict.residuals] == ["m", "r", "bias", "scale", "risk", "loss"]
+        assert "signal's pull on the bias and the scale" in str(verdict)
+        data = verdict.to_xarray()
+        assert data["bias_residual"].dims == ("time", *(("head",) if own else ()))
+        assert set(json.loads(data.attrs["critical"])) == {"m", "r", "bias", "scale", "risk", "loss"}
+        assert data.attrs["report"] == str(verdict)
+
+    @pytest.mark.parametrize("own", [False, True], ids=["shared", "per head"])
+    def test_a_shift_beyond_what_is_allowed_is_found(self, own):
+        theory, run = self.pair(own=own)
+        allowed = agreement(theory, run)["bias"].allowed
+        shift = np.zeros(allowed.shape)
+        shift[(5, 1) if own else 5] = 3 * allowed[(5, 1) if own else 5]
+        verdict = agreement(*self.pair(own=own, shift=shift))
+        assert verdict.agrees is False
+        assert verdict.reasons[0].startswith("bias[head 2] at τ = 5:" if own else "bias at τ = 5:")
+
+    def test_errors_are_pooled_over_heads(self):
+        verdict = agreement(*self.pair(own=True))
+        error = verdict["bias"].error
+        np.testing.assert_array_equal(error[:, 0], error[:, 1])
+        theory, run = self.pair(own=True)
+        residuals = np.asarray(run.activation.bias - theory.activation.bias)
+        expected = np.sqrt(np.var(residuals, axis=0, ddof=1).mean(axis=1) / 8)
+        np.testing.assert_allclose(error[:, 0], expected, rtol=1e-12)
+
+    def test_false_alarm_rate_with_six_quantities(self):
+        """Limit loss, so that nothing is allowed but scatter², here next to nothing."""
+        level, runs, alarms = 0.1, 300, 0
+        for seed in range(runs):
+            theory, run = self.pair(seed, own=bool(seed % 2), size=1e-3, times=4)
+            quiet = synthetic.simulated(theory, seed, dim=10**9, loss="limit").order
+            run = eqx.tree_at(lambda t: (t.order, t.risk, t.loss), run, (quiet, theory.risk, theory.risk))
+            run = with_settings(run, loss="limit")
+            alarms += agreement(theory, run, level=level).agrees is False
+        assert alarms / runs < level + 3 * np.sqrt(level * (1 - level) / runs)
+
+    def test_bias_allowance(self):
+        """β·path, scatter² of m and of both, and the signal's pull (docs/model.md §8)."""
+        for own in (False, True):
+            theory, run = self.pair(own=own)
+            verdict = agreement(theory, run)
+            signal, share, heads = (2.0**2 + 1.5**2) / 1000, lambda b: 1 / (1 + 6 * np.exp(-b)), 2 if own else 1
+            expected = {"bias": 0.0, "scale": 0.0}
+            for name in ("m", "bias", "scale"):
+                known = [t.order.m if name == "m" else getattr(t.activation, name) for t in (theory, run)]
+                variance = np.var(known[1] - known[0], axis=0, ddof=1)
+                spread = variance.mean(1).sum(1) if name == "m" else variance.mean(1) if own else variance
+                expected = {key: value + spread for key, value in expected.items()}
+            b, c = (np.asarray(x)[0].reshape(7, -1) for x in (theory.activation.bias, theory.activation.scale))
+            slope = share(b) / (2 * heads)
+            rise = np.concatenate([np.zeros((1, b.shape[1])), np.cumsum((slope[1:] + slope[:-1]) / 2, axis=0)])
+            for name, way, pull in (("bias", b - b[0], rise), ("scale", c[0] - c, c)):
+                total = verdict.beta * way + signal * pull
+                allowed = verdict[name].bias.reshape(7, -1) - expected[name].reshape(7, 1)
+                np.testing.assert_allclose(allowed, np.broadcast_to(total.max(1, keepdims=True), b.shape), rtol=1e-9)
+            limit = agreement(theory, with_settings(run, loss="limit"))
+            np.testing.assert_allclose(limit["bias"].bias.reshape(7, -1)[:, 0], expected["bias"], rtol=1e-9)
+
+    def test_one_that_hardly_moves_is_no_reason_against_a_verdict(self):
+        theory, run = self.pair()
+        still = jnp.zeros_like(theory.activation.bias)
+        pair = (eqx.tree_at(lambda t: t.activation.bias, t, still) for t in (theory, run))
+        verdict = agreement(*pair)
+        assert verdict.agrees is True
+        assert "the theory's bias does not move" in str(verdict)
+
+    def test_failed_records_are_left_out(self):
+        theory, run = self.pair(own=True)
+        broken = eqx.tree_at(lambda t: t.activation.scale, run, run.activation.scale.at[3, -1, 0].set(jnp.nan))
+        assert agreement(theory, broken).excluded == 1
+
+    def test_pairs_that_do_not_belong_together(self):
+        theory, run = self.pair()
+        with pytest.raises(ValueError, match=r"bias_rate: expected the same, got 0.5 \(theory\), 1.0"):
+            agreement(with_settings(theory, bias_rate=0.5), run)
+        with pytest.raises(ValueError, match="activation: expected the same"):
+            agreement(theory, synthetic.simulated(synthetic.ideal(0), 0))
+        moved = eqx.tree_at(lambda t: t.activation.bias, run, run.activation.bias + 0.1)
+        with pytest.raises(ValueError, match=r"bias at τ = 0 differs by 0\.1 in replica 0"):
+            agreement(theory, moved)
+        with pytest.raises(ValueError, match="activation: expected records of bias of one shape"):
+            agreement(theory, eqx.tree_at(lambda t: t.activation.bias, run, run.activation.bias[..., None]))
 
 
 class TestRefusals:

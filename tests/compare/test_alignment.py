@@ -7,7 +7,8 @@ import pytest
 import synthetic
 
 from compare import align, sign_symmetries
-from theory import GaussianMixture, Softmax, discrete, gaussian, one_hot, sign_flips
+from compare.alignment import check_shared
+from theory import BayesSoftmax, GaussianMixture, Softmax, Softmax1, discrete, gaussian, one_hot, sign_flips
 
 
 def split(seed, replicas=4, heads=4, copies=True):
@@ -61,6 +62,49 @@ def test_heads_are_matched_in_m_and_r_alike():
     done = align(theory, synthetic.simulated(theory, 3))
     m, r = np.asarray(done.theory.order.m), np.asarray(done.theory.order.r)
     np.testing.assert_allclose(r - m @ np.swapaxes(m, -1, -2), np.broadcast_to(np.eye(4), r.shape), atol=1e-12)
+
+
+def test_heads_take_along_what_they_train():
+    theory = split(2)
+    theory, run = synthetic.trained(theory, synthetic.simulated(theory, 2), 2, own=True)
+    done = align(theory, run)
+    assert np.any(done.permutation != np.arange(4))
+    for before, after in ((theory, done.theory), (run, done.simulation)):
+        for name in ("bias", "scale"):
+            values = np.asarray(getattr(before.activation, name))
+            moved = np.stack([values[replica][:, done.permutation[replica]] for replica in range(len(values))])
+            np.testing.assert_array_equal(getattr(after.activation, name), moved)
+    assert done.to_xarray()["simulation_bias"].dims == ("replica", "time", "head")
+
+
+def test_what_heads_share_is_left():
+    theory = split(2)
+    theory, run = synthetic.trained(theory, synthetic.simulated(theory, 2), 2)
+    done = align(theory, run)
+    np.testing.assert_array_equal(done.simulation.activation.scale, run.activation.scale)
+    assert done.to_xarray()["theory_scale"].dims == ("replica", "time")
+
+
+@pytest.mark.parametrize(
+    ("activation", "what"),
+    [
+        (Softmax([1.0, 1.0, 1.0, 2.0]), "temperature"),
+        (Softmax1(bias=[0.0, 1.0], trained="scale"), "bias"),
+        (BayesSoftmax("norm", weights=[0.3, 0.7]), "weights"),
+        (BayesSoftmax([0.0, 0.5]), "bias"),
+    ],
+)
+def test_activations_that_tell_heads_apart(activation, what):
+    with pytest.raises(ValueError, match=f"activation: expected one that all heads share, got {what} = "):
+        check_shared(activation)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [Softmax([2.0, 2.0]), Softmax1([0.0, 1.0], [1.0, 2.0], trained=True), BayesSoftmax("norm", weights=[0.5, 0.5])],
+)
+def test_activations_that_do_not(activation):
+    check_shared(activation)
 
 
 def test_failed_replicas_stay_and_are_no_reference():

@@ -13,9 +13,11 @@ from figures.style import COLOURS, look, save_figure, style
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    def store(name, **setup):
+    def store(name, trained=None, **setup):
         theory = synthetic.ideal(0, **setup)
         run = synthetic.simulated(theory, 0)
+        if trained is not None:
+            theory, run = synthetic.trained(theory, run, 0, own=trained == "per head")
         datasets = {
             "theory": theory.to_xarray(),
             "simulation": run.to_xarray(),
@@ -46,6 +48,23 @@ def test_draws_and_saves_any_shape(make, setup, tmp_path):
     written = save_figure(figure, tmp_path / "deep/compare")
     assert [p.name for p in written] == ["compare.pdf", "compare.png"]
     assert all(p.stat().st_size > 1000 for p in written)
+
+
+@pytest.mark.parametrize(("trained", "label"), [("shared", "$b$"), ("per head", "$b_h$")])
+def test_trained_numbers_get_panels(make, tmp_path, trained, label):
+    store = make("trained", trained=trained)
+    figure = picture.draw(store)
+    assert len(figure.axes) == 2 * (2 + 2 + 2) + 1
+    panels = {ax.get_ylabel(): ax for ax in figure.axes}
+    lines = [line for line in panels[label].get_lines() if line.get_linewidth() == 1.0 and len(line.get_xdata()) == 7]
+    means = store["aligned"]["theory_bias"].mean("replica")
+    if trained == "shared":
+        assert {line.get_color() for line in lines} == {"black"}
+        np.testing.assert_allclose(lines[0].get_ydata(), means)
+    else:
+        for h, line in enumerate(line for line in lines if line.get_linestyle() == "-"):
+            np.testing.assert_allclose(line.get_ydata(), means.isel(head=h))
+    assert all(p.stat().st_size > 1000 for p in save_figure(figure, tmp_path / "compare"))
 
 
 def legend_of(figure):

@@ -16,6 +16,7 @@ import headsplit.compare
 from compare import agreement, align, load, save
 from headsplit.cli import app
 from headsplit.compare import Configuration, Interrupted
+from theory import Softmax1
 
 runner = CliRunner()
 
@@ -75,6 +76,31 @@ def test_another_configuration_in_the_folder_is_refused_by_name(computed):
     assert computed["count"] == 1
 
 
+def test_the_activation_and_its_rates_reach_the_store(computed, tmp_path):
+    options = ["--activation", "Softmax1(scale=4, trained=True)", "--bias-rate", "2", "--scale-rate", "0.5"]
+    assert runner.invoke(app, ["compare", *options]).exit_code == 0
+    name = "Softmax1(bias=0.0, scale=4.0, trained=True)"
+    folder = "L10-H4-snr1-D1000-Softmax1_bias_0.0_scale_4.0_trained_True-biasrate2-scalerate0.5-seed0"
+    stored = load(tmp_path / "results/compare" / folder / "result.zarr").configuration
+    assert stored == asdict(Configuration(activation=name, bias_rate=2.0, scale_rate=0.5))
+
+
+def test_a_store_from_before_there_were_activations_is_read(computed, tmp_path):
+    runner.invoke(app, ["compare", "--out", "here"])
+    store = load(tmp_path / "here/result.zarr")
+    added = ("activation", "bias_rate", "scale_rate")
+    older = {name: value for name, value in store.configuration.items() if name not in added}
+    save(tmp_path / "here/result.zarr", store.datasets, older, replace=True)
+    again = runner.invoke(app, ["compare", "--out", "here"])
+    assert again.exit_code == 0
+    assert "loaded, not recomputed" in again.output
+    assert runner.invoke(app, ["figure", "compare", "here"]).exit_code == 0
+    other = runner.invoke(app, ["compare", "--out", "here", "--activation", "Softmax1()"])
+    assert other.exit_code == 2
+    assert "activation: 'Softmax1(bias=0.0, scale=1.0, trained=False)' here, 'Softmax(temperature=1.0)'" in other.output
+    assert computed["count"] == 1
+
+
 def test_an_unfinished_run_is_computed_again(computed, tmp_path):
     save(tmp_path / "here/result.zarr", {}, asdict(Configuration()), status="interrupted")
     done = runner.invoke(app, ["compare", "--out", "here"])
@@ -110,7 +136,8 @@ def test_errors_are_one_line(computed, error, code, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--prior", "one_hott(3)"], "expected one of sign_flips"),
+        (["--prior", "one_hott(3)"], "prior: expected one of sign_flips"),
+        (["--activation", "Softmax3()"], "activation: expected one of Softmax"),
         (["--level", "2"], "level"),
         (["--hats", "3"], "hats"),
         (["--heads", "two"], "heads"),
@@ -138,6 +165,10 @@ def test_wrong_usage_is_exit_code_two(computed, options, message):
         (["--variance", "0"], "variance: expected"),
         (["--snr", "inf"], "snr: expected"),
         (["--loss", "mse"], "loss: expected"),
+        (["--activation", "Softmax([1, 2])"], "temperature: expected one number or one per head (4,), got (2,)"),
+        (["--activation", "Softmax([1, 2, 1, 1])"], "activation: expected one that all heads share"),
+        (["--bias-rate", "2"], "bias_rate: expected an activation that trains its bias, got Softmax(temperature"),
+        (["--scale-rate", "-1"], "scale_rate: expected no negative entry"),
         (["--until", "0"], "until: expected a time > 0, got 0.0"),
         (["--until", "nan"], "until: expected"),
     ],
@@ -180,11 +211,12 @@ def test_what_an_interrupted_run_left_can_be_used_as_the_message_says(computed, 
     assert load(path)["simulation"].equals(run)
 
 
-def test_when_every_replica_diverges_no_theory_is_solved(monkeypatch, tmp_path):
+@pytest.mark.parametrize("activation", ["Softmax()", "Softmax1(scale=2, trained=True)"])
+def test_when_every_replica_diverges_no_theory_is_solved(monkeypatch, tmp_path, activation):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("theory.gradient_flow", None)
     options = "--dim 100 --heads 2 --length 3 --replicas 3 --learning-rate 1e30 --time 1e30 --records 3 --no-progress"
-    done = runner.invoke(app, ["compare", "--out", "here", *options.split()])
+    done = runner.invoke(app, ["compare", "--out", "here", "--activation", activation, *options.split()])
     assert done.exit_code == 0, done.output
     assert "SGD diverged in 3 of 3 replicas (replica 0 after τ = 0" in done.output
     assert "NO VERDICT" in done.output
@@ -196,17 +228,25 @@ def test_when_every_replica_diverges_no_theory_is_solved(monkeypatch, tmp_path):
 
 def test_the_theory_is_solved_only_where_sgd_reached_its_end(monkeypatch):
     theory = synthetic.ideal(0, replicas=4)
-    run = synthetic.simulated(theory, 0)
+    theory, run = synthetic.trained(theory, synthetic.simulated(theory, 0), 0, own=True)
     lost = run.result.at[1].set(1), run.risk.at[1, 3:].set(float("nan")), run.order.m.at[1, 3:].set(float("nan"))
     run = eqx.tree_at(lambda t: (t.result, t.risk, t.order.m), run, lost)
     kept = np.array([0, 2, 3])
-    part = eqx.tree_at(
-        lambda t: (t.order, t.risk, t.result), theory, (theory.order[kept], theory.risk[kept], theory.result[kept])
-    )
-    monkeypatch.setattr("theory.gradient_flow", lambda *given, **options: part)
-    solved = headsplit.compare._flow(run, theory.order, kept, step_size=0.5, progress=False)
-    np.testing.assert_array_equal(solved.order.m[kept], theory.order.m[kept])
-    assert np.all(np.isnan(solved.order.m[1]))
+    parts = lambda t: (t.order.m, t.order.r, t.activation.bias, t.activation.scale, t.risk, t.result)  # noqa: E731
+    part = eqx.tree_at(parts, theory, tuple(leaf[kept] for leaf in parts(theory)))
+    start, given = Softmax1([0.0, 0.0], [2.0, 2.0], trained=True), {}
+    rates = {"step_size": 0.5, "bias_rate": 1.0, "scale_rate": 1.0}
+
+    def flow(task, activation, order, times, *, progress, throw, **options):
+        given.update(activation=activation, options=options)
+        return part
+
+    monkeypatch.setattr("theory.gradient_flow", flow)
+    solved = headsplit.compare._flow(run, start, theory.order, kept, rates=rates, progress=False)
+    assert given == {"activation": start, "options": rates}
+    for values, known in ((solved.order.m, theory.order.m), (solved.activation.scale, theory.activation.scale)):
+        np.testing.assert_array_equal(values[kept], known[kept])
+        assert np.all(np.isnan(values[1]))
     assert solved.result.tolist() == [0, 1, 0, 0]
     verdict = agreement(solved, run)
     assert (verdict.replicas, verdict.excluded) == (3, 1)
@@ -236,10 +276,11 @@ def test_folders_are_named_by_what_varies():
     assert len({Configuration(**{name: value}).folder() for name, value in fields.items()}) == len(fields)
 
 
-def test_the_default_prior_is_a_canonical_name():
-    from headsplit.parse import parse_prior
+def test_the_default_prior_and_activation_are_canonical_names():
+    from headsplit.parse import parse_activation, parse_prior
 
     assert parse_prior(Configuration().prior).name == Configuration().prior
+    assert parse_activation(Configuration().activation).name == Configuration().activation
 
 
 def test_help_and_version_do_not_import_jax():

@@ -1,9 +1,20 @@
-"""Priors as text: canonical names come back, and nothing is evaluated."""
+"""Priors and activations as text: canonical names come back, and nothing is evaluated."""
 
 import pytest
 
-from headsplit.parse import PRIORS, parse_prior
-from theory import GaussianMixture, discrete, gaussian, one_hot, sign_flips
+import theory
+from headsplit.parse import ACTIVATIONS, PRIORS, parse_activation, parse_prior
+from theory import (
+    Activation,
+    BayesSoftmax,
+    GaussianMixture,
+    Softmax,
+    Softmax1,
+    discrete,
+    gaussian,
+    one_hot,
+    sign_flips,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +70,62 @@ def test_what_is_wrong_is_named(text, message):
 
 def test_all_priors_of_the_theory_are_known():
     assert {"sign_flips", "one_hot", "gaussian", "discrete", "GaussianMixture"} == set(PRIORS)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        Softmax(),
+        Softmax([1.0, 0.1 + 0.2]),
+        Softmax1(),
+        Softmax1(scale=4.0, trained=True),
+        Softmax1([-0.5, 1e-300], [2.0, 1 / 3], trained="scale"),
+        BayesSoftmax("norm"),
+        BayesSoftmax("norm", weights=[0.25, 0.75]),
+        BayesSoftmax([0.0, 0.1 + 0.2], trained=True),
+    ],
+    ids=str,
+)
+def test_every_canonical_name_of_an_activation_is_read_back(activation):
+    assert parse_activation(activation.name).name == activation.name
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Softmax()", Softmax().name),
+        (" Softmax(2) ", Softmax(2.0).name),
+        ("Softmax1(scale=4, trained='bias')", Softmax1(0.0, 4.0, trained="bias").name),
+        ("BayesSoftmax('norm')", BayesSoftmax("norm").name),
+        ("BayesSoftmax([-1, 1], True)", BayesSoftmax([-1.0, 1.0], trained=True).name),
+    ],
+)
+def test_short_forms_of_activations(text, name):
+    assert parse_activation(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("softmax()", r"activation: expected one of Softmax\(\[temperature\]\), Softmax1.* got 'softmax'"),
+        ("Softmax", "activation: expected one of"),
+        ("Softmax(1", "activation: expected name"),
+        ("Softmax1(c=4)", r"activation: expected Softmax1\(\[bias\], \[scale\], \[trained\]\).*'c'"),
+        ("Softmax(abs(1))", "activation: expected numbers, lists of numbers, True, False and 'names', got 'abs.1.'"),
+        ("Softmax1(trained=yes)", "activation: expected numbers.* got 'yes'"),
+        ("theory.Softmax()", "activation: expected one of"),
+        ("Softmax(0)", "temperature: expected positive numbers"),
+        ("Softmax('warm')", "temperature: expected an array of real numbers"),
+        ("Softmax1(trained='all')", "trained: expected"),
+        ("BayesSoftmax('normal')", "bias: expected numbers or 'norm'"),
+        ("BayesSoftmax('norm', trained=True)", "trained: expected False with bias='norm'"),
+    ],
+)
+def test_what_is_wrong_with_an_activation_is_named(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_activation(text)
+
+
+def test_all_activations_of_the_theory_are_known():
+    known = {name for name, kind in vars(theory).items() if isinstance(kind, type) and issubclass(kind, Activation)}
+    assert known - {"Activation", "HeadNormalized"} == set(ACTIVATIONS)
