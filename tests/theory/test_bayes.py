@@ -164,6 +164,12 @@ def test_support_points_without_weight_have_no_head():
     assert order.heads == 2
 
 
+@pytest.mark.xfail(strict=True, reason="the logarithm of a weight of exactly 0: NaN")
+def test_the_slope_in_a_weight_of_zero_is_not_nan():
+    risk = lambda w: th.bayes_risk(th.SingleLocation(5, 1.0, th.one_hot(2, w)), PLANE)  # noqa: E731
+    assert np.isfinite(jax.grad(risk)(jnp.asarray([1.0, 0.0]))).all()
+
+
 # --- derivatives -------------------------------------------------------------------------------------------------
 
 

@@ -55,12 +55,14 @@ def test_one_number_is_shared_by_all_heads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
-def test_quadrature_equals_a_million_samples(prior):
+def test_quadrature_equals_many_samples(prior):
     # 4 · 4 · 4 comparisons at |z| < 4: false-alarm rate 0.40 %
     for length in (2, 3, 10, 200):
         task = th.SingleLocation(length, 1.5, PRIORS[prior])
         order = random_state(40 + length, m=1.5)
-        sampled = sampled_risks(task, order, [softmax1(b, c) for b, c in CASES], 1_000_000, seed=length)
+        sampled = sampled_risks(
+            task, order, [softmax1(b, c) for b, c in CASES], 1_000_000 if length <= 10 else 50_000, seed=length
+        )
         for (b, c), (mean, standard_error) in zip(CASES, sampled, strict=True):
             exact = th.population_risk(task, th.Softmax1(b, c), order)
             assert abs(float(exact) - mean) < 4 * standard_error
