@@ -8,4 +8,6 @@ from sim.data import Tokens as Tokens
 from sim.data import draw_tokens as draw_tokens
 from sim.layer import MultiHeadAttention as MultiHeadAttention
 from sim.loss import sample_losses as sample_losses
+from sim.prune import Pruning as Pruning
+from sim.prune import prune_heads as prune_heads
 from sim.train import train as train

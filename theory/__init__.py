@@ -14,6 +14,8 @@ from theory.activation import Softmax as Softmax  # noqa: E402
 from theory.activation import Softmax1 as Softmax1  # noqa: E402
 from theory.bayes import bayes_heads as bayes_heads  # noqa: E402
 from theory.bayes import bayes_risk as bayes_risk  # noqa: E402
+from theory.costs import HeadCosts as HeadCosts  # noqa: E402
+from theory.costs import head_costs as head_costs  # noqa: E402
 from theory.flow import gradient_flow as gradient_flow  # noqa: E402
 from theory.method import MonteCarlo as MonteCarlo  # noqa: E402
 from theory.method import Quadrature as Quadrature  # noqa: E402
