@@ -10,6 +10,7 @@ import pytest
 import theory as th
 from sim import MultiHeadAttention, Pruning, prune_heads
 from sim.prune import attention_of
+from theory.costs import SHARES
 
 TASK = th.SingleLocation(4, 3.0, th.sign_flips([1.0, 0.0], [0.0, 1.5]))
 BIAS, SCALE, TEMPERATURE = np.array([0.5, 1.0, 2.0]), np.array([3.0, 2.0, 4.0]), np.array([1.0, 0.7, 1.4])
@@ -227,9 +228,10 @@ def test_replicas_are_refused():
 # --- pruning at the optimum ------------------------------------------------------------------------------------------
 
 
-def pruned_optimum(task, activation, share):
+def pruned_optimum(task, activation, *shares):
     best = th.optimal_risk(task, activation, heads=6, starts=2, progress=False, method=th.Quadrature(1e-4))
-    return prune_heads(task, best.order, activation=best.activation, share=share, method=th.Quadrature(1e-5))
+    options = {"activation": best.activation, "method": th.Quadrature(1e-5)}
+    return [prune_heads(task, best.order, share=share, **options) for share in shares]
 
 
 ONE_HOT = th.SingleLocation(5, 12.0, th.one_hot(3))
@@ -239,7 +241,7 @@ FLIPS = th.SingleLocation(5, 12.0, th.sign_flips([0.0, 0.0], [1.0, 1.0]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "points"), [(ONE_HOT, 3), (FLIPS, 4)], ids=["one-hot", "flips"])
 def test_bayes_softmax_needs_one_head_per_support_point(task, points):
-    pruning = pruned_optimum(task, th.BayesSoftmax(np.zeros(6), trained=True), "kept")
+    (pruning,) = pruned_optimum(task, th.BayesSoftmax(np.zeros(6), trained=True), "kept")
     assert pruning.redundant() == 6 - points
     # heads beyond the support points only shift weights: no removal of them costs anything
     assert float(pruning.risk[6 - points]) == pytest.approx(float(th.bayes_risk(task)), abs=1e-4)
@@ -263,8 +265,18 @@ def test_softmax1_heads_share_the_work():
 
 
 @pytest.mark.slow
-def test_softmax_degrades_slowly():
-    pruning = pruned_optimum(ONE_HOT, th.Softmax(), "renormalized")
-    assert np.all(np.diff(np.asarray(pruning.risk)[:6]) > 0)
-    assert np.all(np.diff(np.asarray(pruning.risk)[:6]) < 0.06)
-    assert float(pruning.risk[5]) < 0.5  # one head alone still knows the mean direction
+def test_softmax1_heads_share_the_work_of_flips():
+    # four support points for six heads, some of which serve two: none is redundant under either share
+    kept, renormalized = pruned_optimum(FLIPS, th.Softmax1(trained=True), *SHARES)
+    assert kept.redundant() == renormalized.redundant() == 0
+    assert float(kept.risk[3]) > float(kept.risk[0]) + 0.1
+    assert float(renormalized.risk[4]) > float(renormalized.risk[0]) + 0.3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [ONE_HOT, FLIPS], ids=["one-hot", "flips"])
+def test_softmax_degrades_slowly(task):
+    # where the other two have lost 0.3 and more, two heads left of six, it has lost little
+    (pruning,) = pruned_optimum(task, th.Softmax(), "renormalized")
+    assert float(pruning.risk[4]) < float(pruning.risk[0]) + 0.1
+    assert np.all(np.diff(np.asarray(pruning.risk)[:5]) < 0.06)
