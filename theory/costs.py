@@ -32,6 +32,7 @@ from theory.task import SingleLocation
 
 SHARES = ("kept", "renormalized")
 _REMOVED = 1e6  # added to the bias of a removed head: e^{−10⁶} = 0
+_CEILING = 5.8  # e^{−e^5.8} = 1e-143: as good as zero
 
 
 class HeadCosts(eqx.Module):
@@ -290,13 +291,18 @@ def _joint_hits(
         noise, signal, place, others = _joint._prepared(own, biases, grid)
         u, du = bent_nodes(*place, grid.nodes)
         other = logsumexp(_joint.principal_axes(own.noise) @ noise.z - biases[:, None], axis=0)
-        miss, g1 = _joint.tabulate(other, [noise.weight], 2, u)
         x = (own.mean[0] - biases)[:, None] + _joint.principal_axes(own.signal[0]) @ signal.z[0]
         s = logsumexp(x, axis=0)
         share = jnp.exp(x - s[None]) * signal.weight[0][None]
-        unseen = jax.lax.map(lambda part: _joint.tabulate(s, [part], 1, u)[0], share)  # E p_h (1 − g)
-        total = jnp.sum(share, axis=1)
+
+        def at(u: Array) -> tuple[Array, Array, Array]:
+            """E[1 − g] and E G of another token, E p_h g(u + s_ε)."""
+            t = jnp.exp(jnp.minimum(u + other, _CEILING))
+            own_g = jnp.exp(-jnp.exp(jnp.minimum(u + s, _CEILING)))
+            return -noise.weight @ jnp.expm1(-t), noise.weight @ (t * jnp.exp(-t)), share @ own_g
+
+        miss, g1, seen = jax.lax.map(at, u)
         rest = du * g1 * jnp.exp((others - 1) * jnp.log1p(-jnp.minimum(miss, 1 - 1e-13)))
-        return order.heads * (total - others * (total[:, None] - unseen) @ rest)
+        return order.heads * (jnp.sum(share, axis=1) - others * rest @ seen)
 
     return _each_component(component, scores)
