@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from headsplit.bayes import Configuration as Plots
 from headsplit.compare import STORE, Configuration, Interrupted, run, show
 
 app = typer.Typer(
@@ -24,13 +25,25 @@ figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw
 app.add_typer(figure_app, name="figure")
 
 RESULTS = Path("results")
-_DEFAULT = Configuration()
+_DEFAULT, _BAYES = Configuration(), Plots()
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"headsplit {version('headsplit')}")
         raise typer.Exit
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+def _numbers(name: str, text: str, kind: type) -> tuple[Any, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{name}: expected numbers with commas between them, got {text!r}") from error
 
 
 @app.callback()
@@ -144,6 +157,79 @@ def compare(
         folder = out if out is not None else RESULTS / "compare" / configuration.folder()
         agrees = run(configuration, folder, progress=progress, say=typer.echo)
     raise typer.Exit(1 if agrees is False else 0)
+
+
+@app.command()
+def bayes(
+    prior: Annotated[
+        list[str] | None,
+        typer.Option(help="Law of θ, as for `compare`; may be given several times [default: four]."),
+    ] = None,
+    prior_heads: Annotated[
+        list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 3 4 4].")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens L >= 2.")] = _BAYES.length,
+    snrs: Annotated[str, typer.Option(help="ν of the upper row, increasing, with commas.")] = _listed(_BAYES.snrs),
+    heads: Annotated[str, typer.Option(help="H of the lower row, increasing, with commas.")] = _listed(_BAYES.heads),
+    snr: Annotated[float, typer.Option(help="ν of the lower row.")] = _BAYES.snr,
+    starts: Annotated[int, typer.Option(help="Starts of each search for an optimum.")] = _BAYES.starts,
+    tolerance: Annotated[float, typer.Option(help="Absolute error aimed at for the risks.")] = _BAYES.tolerance,
+    trained_snrs: Annotated[str, typer.Option(help="ν at which layers are trained.")] = _listed(_BAYES.trained_snrs),
+    dim: Annotated[int, typer.Option(help="Dimensions D of the trained layers.")] = _BAYES.dim,
+    variance: Annotated[float, typer.Option(help="Variance r_0 of their keys at the start.")] = _BAYES.variance,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate η.")] = _BAYES.learning_rate,
+    batch: Annotated[int, typer.Option(help="Fresh samples B per step.")] = _BAYES.batch,
+    time: Annotated[float, typer.Option(help="End of training, τ = η·steps/D.")] = _BAYES.time,
+    replicas: Annotated[int, typer.Option(help="Layers trained for each point.")] = _BAYES.replicas,
+    seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _BAYES.seed,
+    out: Annotated[Path | None, typer.Option(help="Folder for store and figure [default: results/bayes].")] = None,
+    progress: Annotated[bool, typer.Option(help="Progress bars.")] = True,
+) -> None:
+    """How close softmax, softmax-1 and Bayes-softmax come to the Bayes risk, against ν and against H.
+
+    Lines are the best order parameters found from several starts (softmax-1 with its bias and scale, B-softmax with its
+    biases at their best), points are layers trained by SGD at finite D, the dashed line is the Bayes risk.
+
+    Prints every number with its error, and writes a store (result.zarr) and a figure (bayes.pdf, bayes.png). Each
+    line of the figure is stored as soon as it is finished: after Ctrl-C the same command goes on, and a folder that
+    holds the result already is drawn again, not recomputed. The defaults take a few minutes on two CPU cores.
+    """
+    from headsplit.bayes import run as run_bayes
+    from headsplit.parse import parse_prior
+
+    with _reported("bayes"):
+        if (prior is None) != (prior_heads is None):
+            raise ValueError("prior_heads: expected one for each --prior, and none without")
+        configuration = Plots(
+            priors=_BAYES.priors if prior is None else tuple(parse_prior(text).name for text in prior),
+            prior_heads=_BAYES.prior_heads if prior_heads is None else tuple(prior_heads),
+            length=length,
+            snrs=_numbers("snrs", snrs, float),
+            heads=_numbers("heads", heads, int),
+            snr=snr,
+            starts=starts,
+            tolerance=tolerance,
+            trained_snrs=_numbers("trained_snrs", trained_snrs, float),
+            dim=dim,
+            variance=variance,
+            learning_rate=learning_rate,
+            batch=batch,
+            time=time,
+            replicas=replicas,
+            seed=seed,
+        )
+        run_bayes(configuration, out if out is not None else RESULTS / "bayes", progress=progress, say=typer.echo)
+
+
+@figure_app.command("bayes")
+def figure_bayes(
+    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit bayes`, or its result.zarr.")],
+) -> None:
+    """Draw the Bayes-risk plots again from their store, beside it, and print their numbers."""
+    from headsplit.bayes import show as show_bayes
+
+    with _reported("figure bayes"):
+        show_bayes(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
 
 
 @figure_app.command("compare")

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory._nodes import bent_nodes, bent_span, rounded_count
+from theory._nodes import EDGE, bent_nodes, bent_span, rounded_count
 from theory.activation import Activation, HeadForm, HeadNormalized
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
@@ -83,11 +83,12 @@ def _window(scores: Scores, sink: Array | None, tail: float | Array) -> _Window:
     log_tail = jnp.log(1 / tail)
     log_rare = log_tail + jnp.log(others)  # the L−1 other tokens add up
     left = -jnp.maximum((scores.mean + _left_extent(signal, log_tail)).max(0), _left_extent(noise, log_rare))
-    edge = jnp.log(log_tail)
-    right_signal = (edge - scores.mean + jnp.sqrt(2 * log_tail * signal)).max(0)
-    right_noise = edge + jnp.sqrt(2 * log_tail * noise / others)
+    log_edge = log_tail + EDGE
+    edge = jnp.log(log_edge)
+    right_signal = (edge - scores.mean + jnp.sqrt(2 * log_edge * signal)).max(0)
+    right_noise = edge + jnp.sqrt(2 * log_edge * noise / others)
     # many tokens: (1 − ½(1−g(u)))^{L−1} ≤ ε, because half of the scores are positive
-    share = 2 * log_tail / others
+    share = 2 * log_edge / others
     right_many = jnp.where(share < 0.9, jnp.log(-jnp.log1p(-jnp.minimum(share, 0.9))), jnp.inf)
     right = jnp.minimum(jnp.minimum(right_signal, right_noise), right_many)
     bend = -jnp.maximum((scores.mean + signal).max(0), noise)
@@ -98,14 +99,15 @@ def _window(scores: Scores, sink: Array | None, tail: float | Array) -> _Window:
     widest = jnp.maximum(signal.max(0), noise)
     extent_left = jnp.maximum(_left_extent(signal, log_tail).max(0), _left_extent(noise, log_rare))
     # G₂ = e^{2v} g is larger than g by a few powers of log 1/ε, and the other tokens multiply it by L−1
-    extent_right = jnp.log(log_rare + 6) + jnp.sqrt(2 * log_rare * widest)
+    extent_right = jnp.log(log_rare + EDGE) + jnp.sqrt(2 * log_rare * widest)
     return _Window(left, jnp.maximum(bend, left), right, extent_left, extent_right)
 
 
 def _bandwidth(scores: Scores, log_tail: Array) -> Array:
     """Largest frequency that matters: |Γ(1−ik)| ~ e^{−πk/2}, damped by the variance a head keeps given another."""
     scores = jax.lax.stop_gradient(scores)
-    log_rare = log_tail + jnp.log(jnp.asarray(scores.length, jnp.float64) - 1)
+    # a derivative in a variance brings k², some e^6 where nothing else damps
+    log_rare = log_tail + jnp.log(jnp.asarray(scores.length, jnp.float64) - 1) + 6
     covariance = jnp.concatenate([scores.noise[None], scores.signal])
     q = jnp.diagonal(covariance, axis1=-2, axis2=-1)
     heads = q.shape[-1]

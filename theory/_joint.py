@@ -9,12 +9,13 @@ other weights, so every term is positive, small risks keep their digits, and the
 
 All averages are of the derivatives of γ₀ = 1 − g: γ₁ = G, γ₂ = G − G₂, … They are taken on given points, and by
 Price's theorem (∂/∂cov E f = ½ E ∇²f) their derivatives are averages of the same form, of higher γ: singular
-covariances are ordinary points, and the rule applies to itself.
+covariances are ordinary points, and the rule applies to itself. (No tangent enters an average: reverse mode would
+drop the rule of a function of tangents, and a second derivative would miss the covariance.)
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +24,19 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from theory._checks import invalid
-from theory._nodes import Points, bent_nodes, bent_span, most_spread, normal_points, tensor_points, tensor_size
+from theory._nodes import EDGE, Points, bent_nodes, bent_span, most_spread, normal_points, tensor_points, tensor_size
 from theory.activation import Activation, BayesSoftmax
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
 from theory.task import SingleLocation
 
-MOST_POINTS = 2**17  # of a product of rules; beyond, Sobol points
-SOBOL_POINTS = 2**14
+MOST_POINTS = 2**18  # of a product of rules; beyond, Sobol points
+SOBOL_POINTS = 2**16
 
-# (args, x (A,)) -> s and the coefficients c_j, all scalars
-Terms = Callable[[Any, Array], tuple[Array, tuple[Array, ...]]]
-_CEILING = 6.5  # e^{−e^6.5} = 1e-289: as good as zero, and no denormal number
+# x (A,) -> s and coefficients c (J, M) of M averages E Σ_j c_jm γ_j(u + s)
+Terms = Callable[[Array], tuple[Array, Array]]
+_CEILING = 5.8  # e^{−e^5.8} = 1e-143: as good as zero, and its products are no denormal numbers
+_CHUNK = 4096  # points whose γ are held at once
 
 
 class Grid(NamedTuple):
@@ -70,19 +72,25 @@ def _gammas(v: Array, count: int) -> list[Array]:
     return found
 
 
-def tabulate(s: Float[Array, " N"], weighted: list[Array], orders: int, u: Float[Array, " U"]) -> Float[Array, "K U"]:
-    """Σ_n Σ_j weighted_jn γ_{k+j}(u + s_n) for k = 0 … orders−1."""
-    many = len(weighted)
+def tabulate(
+    s: Float[Array, " N"], weighted: Float[Array, "N J M"], orders: int, u: Float[Array, " U"]
+) -> Float[Array, "K M U"]:
+    """Σ_n Σ_j weighted_njm γ_{k+j}(u + s_n) for k = 0 … orders−1."""
+    count, many, columns = weighted.shape
+    chunk = min(_CHUNK, count)
+    fill = -count % chunk
+    s_parts = jnp.pad(s, (0, fill)).reshape(-1, chunk)
+    weighted_parts = jnp.pad(weighted, ((0, fill), (0, 0), (0, 0))).reshape(-1, chunk, many, columns)
 
     @jax.checkpoint
-    def at(u: Array) -> Array:
-        # one product after the other: a stack of the γ would be computed ten times more slowly
-        gammas = _gammas(u + s, orders + many - 1)
-        return jnp.stack(
-            [jnp.sum(jnp.stack([gammas[k + j] @ weighted[j] for j in range(many)])) for k in range(orders)]
-        )
+    def part(total: Array, one: tuple[Array, Array]) -> tuple[Array, None]:
+        s, weighted = one
+        gammas = _gammas(u[:, None] + s[None, :], orders + many - 1)
+        found = [jnp.sum(jnp.stack([gammas[k + j] @ weighted[:, j] for j in range(many)]), 0) for k in range(orders)]
+        return total + jnp.stack(found), None
 
-    return jax.lax.map(at, u).T
+    start = jnp.zeros((orders, u.shape[0], columns))
+    return jnp.swapaxes(jax.lax.scan(part, start, (s_parts, weighted_parts))[0], 1, 2)
 
 
 def principal_axes(covariance: Float[Array, "*batch A A"]) -> Float[Array, "*batch A A"]:
@@ -93,39 +101,46 @@ def principal_axes(covariance: Float[Array, "*batch A A"]) -> Float[Array, "*bat
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def averages(
-    terms: Terms, orders: int, args: Any, mean: Array, covariance: Array, u: Array, points: Points
-) -> Float[Array, "K U"]:
-    """E Σ_j c_j γ_{k+j}(u + s) for k = 0 … orders−1, x ~ N(mean, covariance); not differentiated in u."""
-    x = mean[:, None] + principal_axes(covariance) @ points.z
-    s, coefficients = jax.vmap(terms, in_axes=(None, 1))(args, x)
-    return tabulate(s, [jnp.broadcast_to(c, s.shape) * points.weight for c in coefficients], orders, u)
+    terms: Terms, orders: int, mean: Array, covariance: Array, u: Array, points: Points
+) -> Float[Array, "C K M U"]:
+    """E Σ_j c_jm γ_{k+j}(u + s) for k = 0 … orders−1, x ~ N(mean, covariance), for each of C laws.
+
+    Points have a leading axis of C, or of 1. Not differentiated in u.
+    """
+
+    def one(law: tuple[Array, Array, Array]) -> Array:
+        index, mean, covariance = law
+        z, weight = (a[jnp.minimum(index, a.shape[0] - 1)] for a in points)
+        s, c = jax.vmap(terms, in_axes=1)(mean[:, None] + principal_axes(covariance) @ z)
+        return tabulate(s, c * weight[:, None, None], orders, u)
+
+    return jax.lax.map(one, (jnp.arange(mean.shape[0]), mean, covariance))
 
 
 @averages.defjvp
 def _averages_jvp(terms, orders, primals, tangents):
-    args, mean, covariance, u, points = primals
-    d_args, d_mean, d_covariance, *_ = tangents
+    mean, covariance, u, points = primals
+    d_mean, d_covariance, *_ = tangents
+    i, j = np.triu_indices(mean.shape[-1])
+    half = np.where(i == j, 0.5, 1.0)
 
-    def tangent(both: Any, x: Array) -> tuple[Array, tuple[Array, ...]]:
-        (args, d_args), d_mean, d_covariance = both
-        flat = lambda args, x: jnp.stack([terms(args, x)[0], *terms(args, x)[1]])  # noqa: E731
-        values, slopes = jax.jvp(flat, (args, x), (d_args, d_mean))
-        along = lambda d: lambda y: jax.jvp(lambda z: flat(args, z), (y,), (d,))[1]  # noqa: E731
-        unit = jnp.eye(x.shape[0])
-        first = jax.vmap(lambda e: along(e)(x))(unit).T  # (1+J, A)
-        bent = jax.vmap(lambda e, d: jax.jvp(along(d), (x,), (e,))[1])(unit, d_covariance).sum(0)  # tr(dC ∇²) of each
-        s, c = values[0], values[1:]
-        spread = first @ d_covariance @ first[0]  # ∇· dC ∇s
-        found = [jnp.zeros_like(s) for _ in range(c.shape[0] + 2)]
-        for j in range(c.shape[0]):
-            found[j] += slopes[1 + j] + bent[1 + j] / 2
-            found[j + 1] += c[j] * (slopes[0] + bent[0] / 2) + spread[1 + j]
-            found[j + 2] += c[j] * spread[0] / 2
-        return s, tuple(found)
+    def slopes(x: Array) -> tuple[Array, Array]:
+        """Coefficients of ∇f and of ½∇²f (upper triangle, each pair once), for every f of `terms`."""
+        (s, c), first, second = terms(x), jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
+        ds, dc, dds, ddc = first[0], first[1], second[0][i, j] * half, second[1][..., i, j] * half
+        outer = ds[i] * ds[j] * half
+        mixed = (ds[i] * dc[..., j] + dc[..., i] * ds[j]) * half
+        higher = lambda table, by: jnp.pad(table, ((by, 2 - by), (0, 0), (0, 0)))  # noqa: E731
+        along = higher(dc, 0) + higher(c[..., None] * ds, 1)
+        bent = higher(ddc, 0) + higher(mixed + c[..., None] * dds, 1) + higher(c[..., None] * outer, 2)
+        both = jnp.concatenate([along, bent], axis=-1)  # (J+2, M, A + A(A+1)/2)
+        return s, both.reshape(both.shape[0], -1)
 
-    value = averages(terms, orders, args, mean, covariance, u, points)
-    slope = averages(tangent, orders, ((args, d_args), d_mean, d_covariance), mean, covariance, u, points)
-    return value, slope
+    value = averages(terms, orders, mean, covariance, u, points)
+    slope = averages(slopes, orders, mean, covariance, u, points)
+    d_symmetric = (d_covariance + jnp.swapaxes(d_covariance, -1, -2)) / 2
+    direction = jnp.concatenate([d_mean, d_symmetric[:, i, j]], axis=-1)
+    return value, jnp.einsum("ckmiu,ci->ckmu", slope.reshape(*value.shape[:3], -1, u.shape[0]), direction)
 
 
 def law(task: SingleLocation, activation: Activation, order: OrderParameters) -> tuple[Scores, Float[Array, " H"]]:
@@ -164,9 +179,9 @@ def _points(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     )
 
 
-def _terms(biases: Float[Array, " H"], x: Float[Array, " H"]) -> tuple[Array, tuple[Array, ...]]:
-    """s = log Σ_h e^{χ_h − b_h}."""
-    return logsumexp(x - biases), (jnp.ones(()),)
+def _terms(x: Float[Array, " H"]) -> tuple[Array, Array]:
+    """s = log Σ_h e^{x_h}, and the average of γ itself."""
+    return logsumexp(x), jnp.ones((1, 1))
 
 
 def _prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points, Window, Array]:
@@ -216,34 +231,36 @@ def joint_risk(scores: Scores, biases: Float[Array, " H"], grid: Grid) -> Float[
     """E Σ_ℓ (δ_ℓε − a_ℓ)² with a_ℓ = Σ_h e^{χ_hℓ − b_h}/Σ; differentiable in everything but the length."""
     noise, signal, place, others = _prepared(scores, biases, grid)
     u, du = jax.lax.stop_gradient(bent_nodes(*place, grid.nodes))
-    tables = averages(_terms, 3, biases, jnp.zeros_like(biases), scores.noise, u, noise)
+    alone = jax.tree.map(lambda a: a[None], noise)
+    tables = averages(_terms, 3, -biases[None], scores.noise[None], u, alone)[0, :, 0]
 
-    def component(c: tuple[Array, Array, Array]) -> Array:
-        index, mean, covariance = c
-        points = jax.tree.map(lambda a: a[jnp.minimum(index, a.shape[0] - 1)], signal)
-        return averages(_terms, 1, biases, mean, covariance, u, points)[0]
-
-    index = jnp.arange(scores.weights.shape[0])
-    miss = scores.weights @ jax.lax.map(component, (index, scores.mean, scores.signal))
+    miss = scores.weights @ averages(_terms, 1, scores.mean - biases[None], scores.signal, u, signal)[:, 0, 0]
     return risk(tables, miss, du, others)
 
 
-def window(noise: tuple[Array, Array], signal: tuple[Array, Array], others: Array, tail: float | Array) -> Window:
-    """Window of the integrand for s with weights (…, N): by 1 − g(v) ≤ e^{av} (0 < a ≤ 1), g(v) ≤ (a/e)^a e^{−av}."""
-    (s, w), (s_signal, w_signal) = jax.lax.stop_gradient((noise, signal))
-    log_tail = jnp.log(1 / tail)
-    log_rare = log_tail + jnp.log(others)
+def window(
+    noise: tuple[Array, Array], signal: tuple[Array, Array] | None, others: Array, tail: float | Array
+) -> Window:
+    """Window of the integrand for s with weights (…, N): by 1 − g(v) ≤ e^{av} (0 < a ≤ 1), g(v) ≤ (a/e)^a e^{−av}.
 
-    def moment(a: Array, s: Array, w: Array) -> Array:
+    Without the law of token ε only the other tokens bound it on the right.
+    """
+    noise, signal = jax.lax.stop_gradient((noise, signal))
+    log_tail = jnp.log(1 / tail)
+    log_rare, log_edge = log_tail + jnp.log(others), log_tail + EDGE
+
+    def moment(a: Array, law: tuple[Array, Array]) -> Array:
         """log E e^{as} for each a."""
-        return jax.lax.map(lambda one: logsumexp(one * s, b=w), a)
+        return jax.lax.map(lambda one: logsumexp(one * law[0], b=law[1]), a)
 
     up, down = jnp.asarray([1, 0.5, 0.25, 0.1, 0.03, 0.01, 0.001]), jnp.asarray([0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30])
-    left = jnp.max((-log_rare - moment(up, s, w)) / up)
+    left = jnp.max((-log_rare - moment(up, noise)) / up)
     bound = down * (jnp.log(down) - 1)
-    right_noise = jnp.min((bound + moment(-down, s, w) + log_tail / others) / down)
-    right_signal = jnp.min((bound + moment(-down, s_signal, w_signal) + log_tail) / down)
-    right = jnp.maximum(jnp.minimum(right_noise, right_signal), left + 4)
+    right = jnp.min((bound + moment(-down, noise) + log_edge / others) / down)
+    if signal is not None:
+        right = jnp.minimum(right, jnp.min((bound + moment(-down, signal) + log_edge) / down))
+    right = jnp.maximum(right, left + 4)
+    s, w = noise
     tilted = w * jnp.exp(s - jnp.max(s))
     bend = jnp.minimum(-jnp.sum(tilted * s) / jnp.sum(tilted), right - 3.5)
     return Window(left, jnp.maximum(bend, left), right)

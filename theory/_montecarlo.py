@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from theory.scores import Scores
 
-# (args, scores (H, L), signs: one (L,) array per derivative already taken) -> scalar
+# (args, scores (H, L), signs: one (L,) array per derivative already taken) -> scalar, of derivatives (M,)
 Integrand = Callable[[Any, Array, tuple[Array, ...]], Array]
 
 
@@ -25,12 +26,9 @@ def average(
     components = scores.weights.shape[0]
     each = -(-samples // components)
 
-    def component(index: Array, mean: Array, signal: Array) -> tuple[Array, Array]:
-        key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_data), index))
-        shape = (int(scores.length), mean.shape[0])
-        return _component(integrand, (each, shape), 0, args, mean, signal, scores.noise, key)
-
-    means, variances = jax.lax.map(lambda c: component(*c), (jnp.arange(components), scores.mean, scores.signal))
+    shape = (int(scores.length), scores.mean.shape[-1])
+    arrays = (args, scores.mean, scores.signal, scores.noise)
+    means, variances = _averages(integrand, (each, shape), 0, *arrays, key_data)
     error = jnp.sqrt(jnp.sum(jax.lax.stop_gradient(scores.weights**2 * variances) / each))
     return scores.weights @ means, error
 
@@ -43,6 +41,26 @@ def root(covariance: Float[Array, "*batch H H"]) -> Float[Array, "*batch H H"]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _averages(
+    integrand: Integrand,
+    plan: tuple[int, tuple[int, int]],
+    level: int,
+    args: Any,
+    mean: Float[Array, "C H"],
+    signal: Float[Array, "C H H"],
+    noise: Float[Array, "H H"],
+    key_data: Array,
+) -> tuple[Array, Array]:
+    """Mean and variance (C, ...) of the integrand over draws of each mixture component."""
+
+    def one(component: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        index, mean, signal = component
+        key = jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_data), index))
+        return _component(integrand, plan, level, args, mean, signal, noise, key)
+
+    return jax.lax.map(one, (jnp.arange(mean.shape[0]), mean, signal))
+
+
 def _component(
     integrand: Integrand,
     plan: tuple[int, tuple[int, int]],
@@ -73,34 +91,38 @@ def _component(
     chunks = -(-samples // size)
     weight = jnp.where(jnp.arange(chunks * size) < samples, 1 / samples, 0.0).reshape(chunks, size)
 
+    shape = jax.eval_shape(chunk, args, mean, jnp.zeros((), jnp.int32)).shape[1:]
+
     def moments(carry: tuple[Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         values = chunk(args, mean, step[0])
         first = carry[0] + step[1] @ values
         return (first, carry[1] + jax.lax.stop_gradient(step[1] @ values**2)), None
 
-    start = (jnp.zeros(()), jnp.zeros(()))
+    start = (jnp.zeros(shape), jnp.zeros(shape))
     (first, second), _ = jax.lax.scan(moments, start, (jnp.arange(chunks), weight))
     return first, jnp.maximum(second - jax.lax.stop_gradient(first) ** 2, 0)
 
 
-@_component.defjvp
-def _component_jvp(integrand, plan, level, primals, tangents):
+@_averages.defjvp
+def _averages_jvp(integrand, plan, level, primals, tangents):
     args, mean, signal, noise, key_data = primals
-    d_args, d_mean, d_signal, d_noise, _ = tangents
 
-    def tangent(both: Any, chi: Array, signs: tuple[Array, ...]) -> Array:
-        (args, d_args), d_mean, d_signal, d_noise = both
-        inner = lambda a, x: integrand(a, x, signs[:-1])  # noqa: E731
+    def slopes(args: Any, chi: Array, signs: tuple[Array, ...]) -> Array:
+        """∂ in the arguments, the mean, and ½∇² of token 0 and of the others, for every output of the integrand."""
+        inner = lambda a, x: jnp.atleast_1d(integrand(a, x, signs[:-1]))  # noqa: E731
         sign = signs[-1]  # random signs over tokens leave the blocks of the Hessian that belong to one token
-        shift = jnp.zeros_like(chi).at[:, 0].set(d_mean)
-        slope = jax.jvp(inner, (args, chi), (d_args, shift))[1]
-        change = jnp.broadcast_to(d_noise[:, :, None], (*d_noise.shape, chi.shape[-1])).at[:, :, 0].set(d_signal)
+        by_args, by_chi = jax.jacrev(inner, argnums=(0, 1))(args, chi)
         directions = jnp.eye(chi.shape[0])[:, :, None] * sign[None, None, :]
-        gradient = jax.grad(inner, argnums=1)
-        bend = jax.vmap(lambda d: jax.jvp(lambda x: gradient(args, x), (chi,), (d,))[1])(directions)
-        return slope + 0.5 * jnp.sum(bend * change * sign[None, None, :])
+        along = lambda d: jax.jvp(lambda x: jax.jacrev(inner, argnums=1)(args, x), (chi,), (d,))[1]  # noqa: E731
+        bend = jax.vmap(along, out_axes=1)(directions) * sign / 2  # (M, H, H, L)
+        parts = (by_args, by_chi[..., 0], bend[..., 0], jnp.sum(bend[..., 1:], -1))
+        return jax.vmap(lambda part: ravel_pytree(part)[0])(parts).reshape(-1)
 
-    both = ((args, d_args), d_mean, d_signal, d_noise)
-    value, variance = _component(integrand, plan, level, args, mean, signal, noise, key_data)
-    slope, _ = _component(tangent, plan, level + 1, both, mean, signal, noise, key_data)
-    return (value, variance), (slope, jnp.zeros_like(variance))
+    value, variance = _averages(integrand, plan, level, args, mean, signal, noise, key_data)
+    slope, _ = _averages(slopes, plan, level + 1, args, mean, signal, noise, key_data)
+    d_args, d_mean, d_signal, d_noise, _ = tangents
+    direction = jax.vmap(lambda m, s: ravel_pytree((d_args, m, s, d_noise))[0])(d_mean, d_signal)
+    change = jnp.sum(
+        slope.reshape(*value.shape, -1) * direction.reshape(-1, *[1] * (value.ndim - 1), direction.shape[-1]), -1
+    )
+    return (value, variance), (change, jnp.zeros_like(variance))

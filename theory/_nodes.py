@@ -12,6 +12,10 @@ from scipy.stats import qmc
 _MOST_SOBOL = 21201  # dimensions SciPy has direction numbers for
 
 
+# Right ends lie where e^{−t} is below the tail by e^{−12} more: derivatives bring powers of t there
+EDGE = 12.0
+
+
 def rounded_count(count: float) -> int:
     """A number of nodes, coarse enough for nearby states to share compiled code: 8, and from 64 on about 15 %."""
     step = max(8, 2 ** (int(np.ceil(np.log2(max(count, 1)))) - 3))

@@ -13,21 +13,23 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.linalg import solve_triangular
+from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
-from theory._nodes import Points, axis_count, bent_nodes, normal_points, rounded_count, tensor_points
+from theory._nodes import EDGE, Points, axis_count, bent_nodes, most_spread, normal_points, rounded_count, tensor_points
 from theory.activation import BayesSoftmax
-from theory.fit import TRACED_LENGTH
+from theory.fit import log_rare
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
+from theory.risk import refused_if
 from theory.task import SingleLocation
 
 _SCRAMBLES = 4
-_TRACED_AXIS, _TRACED_NODES = 48, 64
+_GUARD = 1e-3  # what the fixed points under jit must reach
+_TRACED_AXES, _TRACED_NODES = {1: 256, 2: 128, 3: 48}, 96
 
 
 def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: bool = False) -> Any:
@@ -53,10 +55,16 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
     instance("task", task, SingleLocation)
     method = Quadrature(1e-6) if method is None else method
     if isinstance(method, MonteCarlo):
-        value, error = _sampled(task, method)
+        if not is_concrete(task.length):
+            raise invalid("task.length", "a known number for MonteCarlo, which draws that many tokens", task.length)
+        value, error = _sampled(task, int(task.length), method)
     elif isinstance(method, Quadrature):
         grid = _grid(task, method)
         value, other = _integrated(task, grid)
+        if not is_concrete(task) and isinstance(grid.points, tuple):
+            log_tail = float(np.log(20 / _GUARD))
+            widest = np.array([most_spread(count, log_tail) for count in grid.points])
+            value = refused_if(value, jnp.any(_spreads(task, log_tail) > widest))
         error = jnp.abs(value - other)
         if with_error:
             error = error + jnp.abs(value - _integrated(task, _joint.refined(grid))[0])
@@ -87,18 +95,20 @@ def bayes_heads(task: SingleLocation) -> tuple[OrderParameters, BayesSoftmax]:
         0.17254
     """
     instance("task", task, SingleLocation)
-    if is_concrete(task.prior) and np.any(np.asarray(task.prior.covariances)):
+    prior = task.prior
+    if is_concrete(prior) and np.any(np.asarray(prior.covariances)):
         raise invalid(
             "task.prior", "a discrete prior: no finite number of heads is the posterior of another", task.prior
         )
-    m = jnp.sqrt(task.snr) * task.prior.means
-    return OrderParameters(m, m @ m.T), BayesSoftmax(jnp.sum(m**2, axis=1) / 2 - jnp.log(task.prior.weights))
+    kept = np.asarray(prior.weights) > 0 if is_concrete(prior) else slice(None)
+    m = jnp.sqrt(task.snr) * prior.means[kept]
+    return OrderParameters(m, m @ m.T), BayesSoftmax(jnp.sum(m**2, axis=1) / 2 - jnp.log(prior.weights[kept]))
 
 
 class _Ratio(NamedTuple):
     """log w(u) as a mixture of Gaussian log-density ratios: token ε is N(mean_c, factor_c factor_cᵀ)."""
 
-    log_weights: Float[Array, " C"]
+    weights: Float[Array, " C"]
     means: Float[Array, "C F"]
     factors: Float[Array, "C F F"]
 
@@ -106,7 +116,7 @@ class _Ratio(NamedTuple):
     def of(cls, task: SingleLocation) -> "_Ratio":
         prior = task.prior
         covariances = jnp.eye(prior.features)[None] + task.snr * prior.covariances
-        return cls(jnp.log(prior.weights), jnp.sqrt(task.snr) * prior.means, jnp.linalg.cholesky(covariances))
+        return cls(prior.weights, jnp.sqrt(task.snr) * prior.means, jnp.linalg.cholesky(covariances))
 
     def log(self, u: Float[Array, "F N"]) -> Float[Array, " N"]:
         """log w at N points."""
@@ -114,9 +124,10 @@ class _Ratio(NamedTuple):
         def component(c: "_Ratio") -> Array:
             white = solve_triangular(c.factors, u - c.means[:, None], lower=True)
             log_determinant = jnp.sum(jnp.log(jnp.diagonal(c.factors)))
-            return c.log_weights - log_determinant + (jnp.sum(u**2, 0) - jnp.sum(white**2, 0)) / 2
+            return (jnp.sum(u**2, 0) - jnp.sum(white**2, 0)) / 2 - log_determinant
 
-        return logsumexp(jax.lax.map(component, self), axis=0)
+        # weights beside the exponentials, so that a weight of zero has a derivative
+        return logsumexp(jax.lax.map(component, self), axis=0, b=self.weights[:, None])
 
 
 def _axes(task: SingleLocation) -> Float[Array, "F F"]:
@@ -130,35 +141,31 @@ def _axes(task: SingleLocation) -> Float[Array, "F F"]:
 def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
     if method.frequencies is not None:
         raise invalid("method", "points in place of frequencies for the Bayes risk", method)
-    others = (int(task.length) if is_concrete(task.length) else TRACED_LENGTH) - 1
-    log_tail = float(np.log(others / (5 * method.tail)))
+    log_tail = log_rare(method, task)
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
     if not is_concrete(task):
-        points = _joint.layout((_TRACED_AXIS,) * task.features, log_tail)
+        points = _joint.layout((_TRACED_AXES.get(task.features, _TRACED_AXES[3]),) * task.features, log_tail)
         return _joint.Grid(method.tail, log_tail, _TRACED_NODES, points)
-    # slopes of log w along the axes; a Gaussian component's grows with u, to where sharpness still counts
-    axes, ratio = np.asarray(_axes(task)), _Ratio.of(task)
-    covariances = np.asarray(ratio.factors @ jnp.swapaxes(ratio.factors, -1, -2))
-    inverse = np.linalg.inv(covariances)
-    slopes = np.abs(np.einsum("cf,cfg,gj->cj", np.asarray(ratio.means), inverse, axes))
-    bends = np.abs(np.einsum("fj,cfg,gj->cj", axes, np.eye(task.features) - inverse, axes))
-    spread = (slopes + 0.4 * np.sqrt(2 * log_tail) * bends).max(0)
-    spread = np.where(spread > 1e-7 * spread.max(initial=0), spread, 0.0)
-    nodes = float(_joint.needed_nodes(_window(jnp.asarray(0.0), others, method.tail), jnp.asarray(others), method.tail))
-    points = _joint.layout(tuple(axis_count(each, log_tail) for each in spread), log_tail)
-    return _joint.Grid(method.tail, log_tail, rounded_count(nodes + 6), points)
+    points = _joint.layout(tuple(axis_count(each, log_tail) for each in np.asarray(_spreads(task, log_tail))), log_tail)
+    grid = _joint.Grid(method.tail, log_tail, 4, points)
+    nodes = float(_joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), method.tail))
+    return grid._replace(nodes=rounded_count(nodes + 6))
 
 
-def _window(tilted: Array, others: Any, tail: float) -> _joint.Window:
-    """E w = 1 bounds the integrand on both sides: E G(u+s) ≤ e^u, and e^{−u} E G(u+s) ≤ e^{−u−1}."""
-    left, right = -jnp.log(others / tail), jnp.log(jnp.asarray(1 / tail))
-    return _joint.Window(left, jnp.clip(-tilted, left, right - 3.5), right)
+def _spreads(task: SingleLocation, log_tail: float) -> Float[Array, " F"]:
+    """Slopes of log w along the axes; a Gaussian component's grows with u, to where sharpness still counts."""
+    axes, ratio = _axes(task), _Ratio.of(task)
+    identity = jnp.eye(task.features)
+    inverse = jax.vmap(lambda factor: cho_solve((factor, True), identity))(ratio.factors)
+    slopes = jnp.abs(jnp.einsum("cf,cfg,gj->cj", ratio.means, inverse, axes))
+    bends = jnp.abs(jnp.einsum("fj,cfg,gj->cj", axes, identity[None] - inverse, axes))
+    spread = (slopes + 0.4 * jnp.sqrt(2 * log_tail) * bends).max(0)
+    return jnp.where(spread > 1e-7 * spread.max(), spread, 0.0)
 
 
-@eqx.filter_jit
-def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
-    """1 − E p_ε and E Σ_ℓ (δ_ℓε − p_ℓ)²."""
+def _laid_out(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array, _joint.Window]:
+    """s at the points, their weights, and the window: bounded by E w = 1, e^{−u} E G(u+s) ≤ e^{−u−1}, and the noise."""
     if isinstance(grid.points, tuple):
         if len(grid.points) != task.features:
             raise invalid("points", f"one count per feature ({task.features})", grid.points)
@@ -167,13 +174,20 @@ def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
         z = normal_points(grid.points, 1, task.features, seed=grid.seed)[0]
         points = Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))
     others = jnp.asarray(task.length, jnp.float64) - 1
-    s = _Ratio.of(task).log(_axes(task) @ jnp.asarray(points.z))
-    weight = jnp.asarray(points.weight)
-    top = jnp.max(jax.lax.stop_gradient(s))
-    tilt = weight * jnp.exp(jax.lax.stop_gradient(s) - top)
-    place = _window(jnp.sum(tilt * jax.lax.stop_gradient(s)) / jnp.sum(tilt), others, grid.tail)
+    s, weight = _Ratio.of(task).log(_axes(task) @ jnp.asarray(points.z)), jnp.asarray(points.weight)
+    place = _joint.window((s, weight), None, others, grid.tail)
+    left = -jnp.log(others / grid.tail)
+    right = jnp.minimum(place.right, jnp.log(1 / grid.tail) + EDGE)
+    return s, weight, _joint.Window(left, jnp.clip(place.bend, left, right - 3.5), right)
+
+
+@eqx.filter_jit
+def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
+    """1 − E p_ε and E Σ_ℓ (δ_ℓε − p_ℓ)²."""
+    s, weight, place = _laid_out(task, grid)
+    others = jnp.asarray(task.length, jnp.float64) - 1
     u, du = bent_nodes(*place, grid.nodes)
-    tables = _joint.tabulate(s, [weight], 3, u)
+    tables = _joint.tabulate(s, weight[:, None, None], 3, u)[:, 0]
     miss, g1, _ = tables
     signal = jnp.exp(-u) * g1  # E_ε g
     form = others * jnp.sum(du * signal * g1 * jnp.exp((others - 1) * jnp.log1p(-jnp.minimum(miss, 1 - 1e-13))))
@@ -181,9 +195,9 @@ def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
 
 
 @eqx.filter_jit
-def _sampled(task: SingleLocation, method: MonteCarlo) -> tuple[Array, Array]:
+def _sampled(task: SingleLocation, length: int, method: MonteCarlo) -> tuple[Array, Array]:
     """Mean of 1 − p_ε over samples, shared equally by the components, and its standard error."""
-    ratio, length, features = _Ratio.of(task), int(task.length), task.features
+    ratio, features = _Ratio.of(task), task.features
     each = -(-method.samples // task.prior.components)
     size = max(1, min(each, 2**19 // (length * features)))
     chunks = -(-each // size)

@@ -45,6 +45,13 @@ def fit(method: Quadrature, task: SingleLocation, rest: Activation, states: Stat
     return Quadrature(method.tolerance, heads.nodes, heads.frequencies)
 
 
+def nodes_needed(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Float[Array, " N"]:
+    """The largest count that each state needs in one integration variable."""
+    if isinstance(rest, BayesSoftmax):
+        return _joint_need(task, rest, states, _laid_out(method, task, states))
+    return jnp.maximum(*heads_need(task, rest, states, jnp.asarray(method.tail)))
+
+
 def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid:
     """The grid for heads normalized each on its own."""
     _check_rounding(method, task)
@@ -83,18 +90,14 @@ def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, state
     _check_rounding(method, task)
     if method.frequencies is not None:
         raise invalid("method", f"points in place of frequencies for {type(rest).__name__}", method)
-    length = int(task.length) if is_concrete(task.length) else TRACED_LENGTH
-    log_tail = float(np.log((length - 1) / (5 * method.tail)))  # rare among all tokens
+    log_tail = log_rare(method, task)
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
     heads = states[1].heads
     if not is_concrete(states, task, rest):
         return _joint.Grid(method.tail, log_tail, _TRACED_NODES, _joint.layout((_TRACED_AXIS,) * heads, log_tail))
-    spreads = np.asarray(_spreads(task, states)).max(0)
-    grid = _joint.Grid(
-        method.tail, log_tail, 4, _joint.layout(tuple(axis_count(spread, log_tail) for spread in spreads), log_tail)
-    )
-    nodes = float(_nodes_needed(task, rest, states, grid).max())
+    grid = _laid_out(method, task, states)
+    nodes = float(_joint_need(task, rest, states, grid).max())
     if not nodes <= MOST_NODES:
         raise invalid(
             "tolerance",
@@ -104,13 +107,26 @@ def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, state
     return grid._replace(nodes=rounded_count(nodes + 6))
 
 
+def log_rare(method: Quadrature, task: SingleLocation) -> float:
+    """Log of the inverse weight at which points may end: rare among all tokens."""
+    length = int(task.length) if is_concrete(task.length) else TRACED_LENGTH
+    return float(np.log((length - 1) / (5 * method.tail)))
+
+
+def _laid_out(method: Quadrature, task: SingleLocation, states: State) -> _joint.Grid:
+    """Points that the states need; nodes are yet to be counted."""
+    log_tail = log_rare(method, task)
+    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(_spreads(task, states)).max(0))
+    return _joint.Grid(method.tail, log_tail, 4, _joint.layout(counts, log_tail))
+
+
 @eqx.filter_jit
 def _spreads(task: SingleLocation, states: State) -> Float[Array, "N H"]:
     return jax.vmap(lambda order: _joint.spreads(score_law(task, order)))(states[1])
 
 
 @eqx.filter_jit
-def _nodes_needed(task: SingleLocation, rest: Activation, states: State, grid: _joint.Grid) -> Float[Array, " N"]:
+def _joint_need(task: SingleLocation, rest: Activation, states: State, grid: _joint.Grid) -> Float[Array, " N"]:
     def one(state: State) -> Array:
         return _joint.needed(*_joint.law(task, eqx.combine(state[0], rest), state[1]), grid)
 

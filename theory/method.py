@@ -64,7 +64,8 @@ class Quadrature(eqx.Module):
         if isinstance(mine, tuple) and isinstance(theirs, tuple):
             points = tuple(max(a, b) for a, b in zip(mine, theirs, strict=True))
         else:  # Sobol points wherever one of them needs them
-            points = next((p for p in (mine, theirs) if isinstance(p, int)), mine if theirs is None else theirs)
+            several = [p for p in (mine, theirs) if isinstance(p, int)]
+            points = max(several) if several else mine if theirs is None else theirs
         return Quadrature(
             self.tolerance, most(self.nodes, other.nodes), most(self.frequencies, other.frequencies), points
         )

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
-from theory.fit import MOST_NODES, State, fit, flat, head_grid, heads_need, joint_grid
+from theory.fit import MOST_NODES, State, fit, flat, head_grid, joint_grid, nodes_needed
 from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.scores import score_law
@@ -108,9 +108,7 @@ def recorded_risk(
     finite = [np.isfinite(np.asarray(x)).reshape(x.shape[0], -1).all(-1) for x in jax.tree.leaves(states)]
     usable = np.all(finite, axis=0)
     if isinstance(method, Quadrature) and method.nodes is None:
-        if isinstance(rest, HeadNormalized):
-            needs = np.stack(heads_need(task, rest, _zeroed(states, usable), jnp.asarray(method.tail)))
-            usable = usable & (needs.max(0) <= 0.9 * MOST_NODES)
+        usable = usable & (np.asarray(nodes_needed(method, task, rest, _zeroed(states, usable))) <= 0.9 * MOST_NODES)
         if usable.any():
             method = fit(method, task, rest, jax.tree.map(lambda leaf: leaf[usable], states))
     risk = _risk_each(task, rest, _zeroed(states, usable), jnp.asarray(usable), method)
@@ -169,7 +167,7 @@ def _head_by_head(
     if guarded and not is_concrete(states, rest, task):
         scores, form = _heads.law(task, activation, order)
         nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(_GUARD))
-        value = _refused_if(value, (nodes > grid.nodes) | (frequencies > grid.frequencies))
+        value = refused_if(value, (nodes > grid.nodes) | (frequencies > grid.frequencies))
     if not with_error:
         return value, None
     finer = _heads.Grid(grid.tail / 100, -(-3 * grid.nodes // 2), -(-3 * grid.frequencies // 2))
@@ -196,7 +194,7 @@ def _jointly(
     grid = joint_grid(method, task, rest, states)
     value = _joint_risk(task, activation, order, grid)
     if guarded and not is_concrete(states, rest, task):
-        value = _refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, _GUARD))
+        value = refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, _GUARD))
     if not with_error:
         return value, None
     refined = _joint_risk(task, activation, order, _joint.refined(grid))
@@ -207,7 +205,8 @@ def _jointly(
     return value, error
 
 
-def _refused_if(value: Array, beyond: Array) -> Array:
+def refused_if(value: Array, beyond: Array) -> Array:
+    """`value`, or a run-time error where a traced state needs more than the fixed nodes."""
     return eqx.error_if(
         value,
         beyond,
