@@ -124,7 +124,7 @@ def bayes_against_snr(prior: Prior, *, snrs: Sequence[float], length: int) -> xr
 def _method(activation: str, heads: int, features: int, tolerance: float) -> Quadrature:
     """Counts that most optima do with, for the lines of a figure to share compiled code; they grow where needed."""
     if activation != "B-softmax":
-        return Quadrature(tolerance, nodes=128, frequencies=192)
+        return Quadrature(tolerance, nodes=64, frequencies=64)
     wide = min(heads, features)
     return Quadrature(tolerance, nodes=64, points=(1,) * (heads - wide) + (48 if wide < 3 else 32,) * wide)
 

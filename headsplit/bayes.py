@@ -1,11 +1,14 @@
 """The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from headsplit.compare import STORE, Interrupted
 
@@ -28,16 +31,16 @@ class Configuration:
     prior_heads: tuple[int, ...] = (2, 3, 4, 4)  # H against ν, for each prior
     length: int = 5
     snrs: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
-    heads: tuple[int, ...] = (1, 2, 3, 4)
+    heads: tuple[int, ...] = (1, 2, 4)
     snr: float = 8.0  # against H
     starts: int = 2
     tolerance: float = 1e-4
     trained_snrs: tuple[float, ...] = (4.0, 16.0)
-    dim: int = 500
+    dim: int = 400
     variance: float = 0.1
-    learning_rate: float = 1.0
+    learning_rate: float = 2.0
     batch: int = 10
-    time: float = 30.0
+    time: float = 20.0
     replicas: int = 4
     seed: int = 0
 
@@ -109,27 +112,34 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
 
 def _compute(c: Configuration, path: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
     """Every line that is not stored yet; the store is written again after each."""
-    import numpy as np
-
     from compare import load, save
 
     done = dict(load(path).datasets) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    jobs = [job for job in _jobs(c, progress=progress) if job[0] not in done]
+    jobs = [job for job in _jobs(c) if job[0] not in done]
+    bar = tqdm(total=len(jobs), unit=" lines", disable=not progress)
+    # two at a time: most of a line is compilation, which keeps one core busy
+    pool = ThreadPoolExecutor(2)
+    running = {pool.submit(compute): (group, text) for group, text, compute in jobs}
     try:
-        for index, (group, text, compute) in enumerate(jobs):
-            say(f"[{index + 1}/{len(jobs)}] {text}")
-            data = compute()
-            if "result" in data and np.any(np.asarray(data["result"]) == 3):  # SGD takes Ctrl-C as its end
-                raise KeyboardInterrupt
-            done[group] = data
+        for index, future in enumerate(as_completed(running)):
+            group, text = running[future]
+            done[group] = future.result()
             save(path, done, asdict(c), status="complete" if index + 1 == len(jobs) else "unfinished", replace=True)
+            if progress:
+                bar.set_description(text, refresh=False)
+                bar.update()
+            else:
+                say(f"[{index + 1}/{len(jobs)}] {text}")
     except KeyboardInterrupt:
         kept = f"{len(done)} lines are kept in {path}, the same command goes on" if done else "nothing is kept yet"
         raise Interrupted(f"interrupted: {kept}") from None
+    finally:
+        bar.close()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _jobs(c: Configuration, *, progress: bool) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """(group in the store, what it is, how to compute it)."""
     import jax
 
@@ -137,7 +147,7 @@ def _jobs(c: Configuration, *, progress: bool) -> Iterator[tuple[str, str, Calla
     from headsplit.parse import parse_prior
 
     root = jax.random.key(c.seed)
-    shared: dict[str, Any] = {"length": c.length, "progress": progress}
+    shared: dict[str, Any] = {"length": c.length, "progress": False}
     search: dict[str, Any] = {**shared, "starts": c.starts, "tolerance": c.tolerance}
     train: dict[str, Any] = {
         name: getattr(c, name) for name in ("dim", "variance", "learning_rate", "batch", "time", "replicas")

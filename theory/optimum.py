@@ -21,7 +21,7 @@ from theory.risk import evaluate_risk
 from theory.task import SingleLocation
 
 _MAX_STEPS = 1000
-_NEGATIVE = 1e-5  # an eigenvalue below −this is no error of the evaluation
+_NEGATIVE = 10  # times the tolerance: an eigenvalue below −this is no error of the evaluation
 _REFITS = 5
 
 
@@ -159,7 +159,7 @@ def optimal_risk(
     y, _, fitted = best
     slope = _value_and_slope(task, rest, _state(y), fitted)[1]
     values, vectors = np.linalg.eigh(np.asarray(slope[1].r))
-    if values[0] < -_NEGATIVE:
+    if values[0] < -_NEGATIVE * (method.tolerance if isinstance(method, Quadrature) else 1e-3):
         wider = _descend(task, rest, (y[0], y[1], 0.1 * jnp.asarray(vectors[:, :1])), method, fitted)
         if wider is not None and wider[1] < best[1]:
             y, risks[int(np.nanargmin(risks))], fitted = wider

@@ -206,22 +206,7 @@ def test_gradient_equals_finite_differences(state):
         assert float(slope) == pytest.approx(float(estimate), rel=1e-7, abs=3e-7)
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        pytest.param(
-            name,
-            marks=[
-                pytest.mark.xfail(
-                    strict=True, reason="∂²E/∂r_hh² at exactly zero heads errs by 1e6 times the tolerance"
-                )
-            ]
-            if name == "zero heads"
-            else [],
-        )
-        for name in STATES
-    ],
-)
+@pytest.mark.parametrize("state", STATES)
 def test_second_derivatives_equal_differences_of_the_gradient(state):
     x = a_point(STATES[state])
     direction = a_direction(5, x)
