@@ -10,14 +10,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from headsplit.compare import STORE, Interrupted
+from headsplit.stored import STORE, Interrupted, is_complete
 
 # purposes of randomness, folded into key(seed)
 _AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
 FIGURE = "bayes"
 PRIORS = (
     "sign_flips(mean=[0.0], amplitude=[1.0])",
-    "one_hot(features=3)",
+    "one_hot(features=2)",
     "gaussian(mean=[0.0, 0.0], variance=[1.0, 1.0])",
     "gaussian(mean=[0.0, 0.0], variance=[1.0, 0.25])",
 )
@@ -28,7 +28,7 @@ class Configuration:
     """What makes the plots; every field is in the store, exactly."""
 
     priors: tuple[str, ...] = PRIORS
-    prior_heads: tuple[int, ...] = (2, 3, 4, 4)  # H against ν, for each prior
+    prior_heads: tuple[int, ...] = (2, 2, 4, 4)  # H against ν, for each prior
     length: int = 5
     snrs: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
     heads: tuple[int, ...] = (1, 2, 4)
@@ -78,21 +78,10 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         ValueError: options that are wrong, or a folder that holds another configuration.
         Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
     """
-    from compare import load
-    from compare.store import differences
-
     configuration.check()
     path = folder / STORE
-    if path.exists():
-        stored = load(path)
-        other = differences(asdict(configuration), stored.configuration)
-        if other:
-            raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)})")
-        if stored.metadata["status"] == "complete":
-            say(f"{path} holds this result already (computed {stored.metadata['created']}): loaded, not recomputed")
-            return show(path, say=say)
-        say(f"{path}: going on with what is missing")
-    _compute(configuration, path, progress=progress, say=say)
+    if not is_complete(folder, asdict(configuration), say=say, unfinished="going on with what is missing"):
+        _compute(configuration, path, progress=progress, say=say)
     show(path, say=say)
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from headsplit.bayes import Configuration as Plots
-from headsplit.compare import STORE, Configuration, Interrupted, run, show
+from headsplit.compare import Configuration, run, show
+from headsplit.stored import STORE, Interrupted
 
 app = typer.Typer(
     name="headsplit",
@@ -166,7 +167,7 @@ def bayes(
         typer.Option(help="Law of θ, as for `compare`; may be given several times [default: four]."),
     ] = None,
     prior_heads: Annotated[
-        list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 3 4 4].")
+        list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 2 4 4].")
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens L >= 2.")] = _BAYES.length,
     snrs: Annotated[str, typer.Option(help="ν of the upper row, increasing, with commas.")] = _listed(_BAYES.snrs),

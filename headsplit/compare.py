@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headsplit.stored import STORE, Interrupted, is_complete
+
 # purposes of randomness, folded into key(seed): results that share a seed share nothing else by accident
 _START, _TRAINING = 1, 2
-STORE, FIGURE = "result.zarr", "compare"
+FIGURE = "compare"
 _ADDED = ("activation", "bias_rate", "scale_rate")  # older stores lack them: they hold what the defaults make
 
 
@@ -88,10 +90,6 @@ class Configuration:
 _DEFAULT = Configuration()
 
 
-class Interrupted(Exception):
-    """Stopped by the user; the message says what is kept."""
-
-
 def run(configuration: Configuration, folder: Path, *, progress: bool, say: Callable[[str], Any]) -> bool | None:
     """Compute (or load, if it is there), print, store and draw one comparison.
 
@@ -102,30 +100,12 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         ValueError: options that are wrong, or a folder that holds another configuration.
         Interrupted: Ctrl-C; what the simulation had is stored, unless it was hit twice.
     """
-    from compare import load
-    from compare.store import differences
-
     configuration.check()
-    _check_folder(folder)
     path = folder / STORE
-    wanted = asdict(configuration)
-    if path.exists():
-        stored = load(path)
-        other = differences(wanted, {**{name: getattr(_DEFAULT, name) for name in _ADDED}, **stored.configuration})
-        if other:
-            raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)})")
-        if stored.metadata["status"] == "complete":
-            say(f"{path} holds this result already (computed {stored.metadata['created']}): loaded, not recomputed")
-            return show(path, say=say)
-        say(f"{path} holds an unfinished run of this configuration: computed again")
-    _compute(configuration, path, progress=progress, say=say)
+    added = {name: getattr(_DEFAULT, name) for name in _ADDED}
+    if not is_complete(folder, asdict(configuration), say=say, unfinished="computed again", added=added):
+        _compute(configuration, path, progress=progress, say=say)
     return show(path, say=say)
-
-
-def _check_folder(folder: Path) -> None:
-    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
-    if there is not None and not there.is_dir():
-        raise ValueError(f"out: expected a folder, {there} is a file")
 
 
 def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key
 from sim.data import Tokens
 from theory import Activation, OrderParameters, Softmax
 from theory._checks import invalid, is_concrete, leading_index, positive, typed_key, whole
+from theory._keys import drawn
 
 
 class MultiHeadAttention(eqx.Module):
@@ -82,11 +83,7 @@ class MultiHeadAttention(eqx.Module):
         if not jnp.issubdtype(dtype, jnp.floating):
             raise invalid("dtype", "a floating-point type", dtype)
         scale = jnp.sqrt(positive("variance", variance, 0)).astype(dtype)
-        if replicas is None:
-            keys = jax.random.normal(key, (heads, dim), dtype)
-        else:
-            own = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(whole("replicas", replicas, 1)))
-            keys = jax.vmap(lambda k: jax.random.normal(k, (heads, dim), dtype))(own)
+        keys = drawn(lambda own: jax.random.normal(own, (heads, dim), dtype), key, replicas)
         return cls(scale * keys, features=features, activation=activation)
 
     @property

@@ -184,7 +184,7 @@ def _terms(x: Float[Array, " H"]) -> tuple[Array, Array]:
     return logsumexp(x), jnp.ones((1, 1))
 
 
-def _prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points, Window, Array]:
+def prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points, Window, Array]:
     """Points, window and L−1."""
     components = scores.weights.shape[0]
     noise, signal = jax.tree.map(jnp.asarray, _points(grid, scores.noise.shape[-1], components))
@@ -202,13 +202,13 @@ def _prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points
 
 def needed(scores: Scores, biases: Array, grid: Grid) -> Array:
     """Nodes in u, for the points of the grid."""
-    _, _, place, others = _prepared(scores, biases, grid)
+    _, _, place, others = prepared(scores, biases, grid)
     return needed_nodes(place, others, grid.tail)
 
 
 def exceeds(scores: Scores, biases: Array, grid: Grid, tolerance: float) -> Array:
     """Whether the scores need more than the grid for even this tolerance."""
-    _, _, place, others = _prepared(scores, biases, grid)
+    _, _, place, others = prepared(scores, biases, grid)
     beyond = needed_nodes(place, others, tolerance) > grid.nodes
     if isinstance(grid.points, tuple):
         log_tail = float(np.log(20 / tolerance))
@@ -229,7 +229,7 @@ def refined(grid: Grid) -> Grid:
 
 def joint_risk(scores: Scores, biases: Float[Array, " H"], grid: Grid) -> Float[Array, ""]:
     """E Σ_ℓ (δ_ℓε − a_ℓ)² with a_ℓ = Σ_h e^{χ_hℓ − b_h}/Σ; differentiable in everything but the length."""
-    noise, signal, place, others = _prepared(scores, biases, grid)
+    noise, signal, place, others = prepared(scores, biases, grid)
     u, du = jax.lax.stop_gradient(bent_nodes(*place, grid.nodes))
     alone = jax.tree.map(lambda a: a[None], noise)
     tables = averages(_terms, 3, -biases[None], scores.noise[None], u, alone)[0, :, 0]

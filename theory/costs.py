@@ -32,7 +32,6 @@ from theory.task import SingleLocation
 
 SHARES = ("kept", "renormalized")
 _REMOVED = 1e6  # added to the bias of a removed head: e^{−10⁶} = 0
-_CEILING = 5.8  # e^{−e^5.8} = 1e-143: as good as zero
 
 
 class HeadCosts(eqx.Module):
@@ -288,21 +287,16 @@ def _joint_hits(
     scores, biases = _joint.law(task, activation, order)
 
     def component(own: Scores) -> Array:
-        noise, signal, place, others = _joint._prepared(own, biases, grid)
+        noise, signal, place, others = _joint.prepared(own, biases, grid)
         u, du = bent_nodes(*place, grid.nodes)
         other = logsumexp(_joint.principal_axes(own.noise) @ noise.z - biases[:, None], axis=0)
         x = (own.mean[0] - biases)[:, None] + _joint.principal_axes(own.signal[0]) @ signal.z[0]
         s = logsumexp(x, axis=0)
         share = jnp.exp(x - s[None]) * signal.weight[0][None]
 
-        def at(u: Array) -> tuple[Array, Array, Array]:
-            """E[1 − g] and E G of another token, E p_h g(u + s_ε)."""
-            t = jnp.exp(jnp.minimum(u + other, _CEILING))
-            own_g = jnp.exp(-jnp.exp(jnp.minimum(u + s, _CEILING)))
-            return -noise.weight @ jnp.expm1(-t), noise.weight @ (t * jnp.exp(-t)), share @ own_g
-
-        miss, g1, seen = jax.lax.map(at, u)
+        miss, g1 = _joint.tabulate(other, noise.weight[:, None, None], 2, u)[:, 0]
+        seen = jnp.sum(share, axis=1)[:, None] - _joint.tabulate(s, share.T[:, None, :], 1, u)[0]
         rest = du * g1 * jnp.exp((others - 1) * jnp.log1p(-jnp.minimum(miss, 1 - 1e-13)))
-        return order.heads * (jnp.sum(share, axis=1) - others * rest @ seen)
+        return order.heads * (jnp.sum(share, axis=1) - others * seen @ rest)
 
     return _each_component(component, scores)

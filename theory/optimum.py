@@ -1,5 +1,6 @@
 """The best order parameters of an activation: minima of the population risk, from several starts."""
 
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -253,7 +254,9 @@ def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: M
         value, slope = _value_and_slope(task, rest, _state(y), method)
         return float(value), np.asarray(ravel_pytree(_pulled_back(y, slope))[0])
 
-    found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": _MAX_STEPS})
+    with warnings.catch_warnings():  # a line search that ends at the risk's own error says nothing new
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": _MAX_STEPS})
     return back(jnp.asarray(found.x)), float(found.fun)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from theory._checks import invalid, is_concrete, leading_index, positive, real_array, typed_key, whole
+from theory._keys import drawn
 
 
 class OrderParameters(eqx.Module):
@@ -76,11 +77,7 @@ class OrderParameters(eqx.Module):
             factor = jnp.tril(jax.random.normal(key_normal, (heads, heads), jnp.float64), -1) + jnp.diag(chi)
             return m, m @ m.T + factor @ factor.T
 
-        if replicas is None:
-            m, r = draw(key)
-        else:
-            index = jnp.arange(whole("replicas", replicas, 1))
-            m, r = jax.vmap(lambda i: draw(jax.random.fold_in(key, i)))(index)
+        m, r = drawn(draw, key, replicas)
         return cls(jnp.sqrt(variance / dim) * m, variance / dim * r)
 
     @property
