@@ -92,7 +92,7 @@ def optima_against_heads(
 
 def trained_risk(
     prior: Prior, activation: str, *, heads: int, snr: float, length: int, dim: int, variance: float,
-    learning_rate: float, batch: int, time: float, replicas: int, key: Key[Array, ""], progress: bool = True,
+    learning_rate: float, batch: int, time: float, bias_rate: float, replicas: int, key: Key[Array, ""], progress: bool = True,
 ) -> xr.Dataset:  # fmt: skip
     """SGD of the layer on its finite-D loss, recorded at start and end: `risk` is that of what it learned."""
     start, data = jax.random.split(key)
@@ -102,7 +102,7 @@ def trained_risk(
     )  # fmt: skip
     trajectory = train(
         SingleLocation(length, snr, prior), layer, learning_rate=learning_rate, time=time, batch=batch, key=data,
-        record=2, evaluation=4000, progress=progress, throw=False,
+        bias_rate=bias_rate, record=2, evaluation=4000, progress=progress, throw=False,
     )  # fmt: skip
     return trajectory.to_xarray()
 

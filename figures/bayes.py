@@ -94,6 +94,8 @@ def table(store: Store) -> str:
     """Every number of the figure, with its error: starts' spread for optima, standard error for trained layers."""
     configuration, lines = store.configuration, []
     names = list(ACTIVATIONS)
+    optima = [data for group, data in store.datasets.items() if group.startswith(("snr_", "heads_"))]
+    worst = max(float(data["error"].max()) for data in optima)
     head = "".join(f"{name:>20}" for name in names)
     for p, prior in enumerate(configuration["priors"]):
         bayes = store[f"bayes_{p}"]
@@ -107,18 +109,24 @@ def table(store: Store) -> str:
             for value in series[0][kind].values:
                 level = bayes["bayes"].sel(snr=value if kind == "snr" else configuration["snr"])
                 row = "".join(
-                    f"{float(s['risk'].sel({kind: value})):>11.5f} ({float(s['spread'].sel({kind: value})):.0e})"
+                    f"{float(s['risk'].sel({kind: value})):>11.4f} ({float(s['spread'].sel({kind: value})):.0e})"
                     for s in series
                 )
-                lines.append(f"  {value:>12g}{float(level):>11.5f}{row}")
+                lines.append(f"  {value:>12g}{float(level):>11.4f}{row}")
         lines.append(
             f"  SGD, D = {configuration['dim']}: mean ± standard error over {configuration['replicas']} layers"
         )
         for i, snr in enumerate(configuration["trained_snrs"]):
             points = (final_risk(store[f"trained_{p}_{a}_{i}"]) for a in range(len(names)))
-            row = "".join(f"{mean:>11.5f} ± {error:.0e}" for mean, error in points)
-            lines.append(f"  {snr:>12g}{float(bayes['bayes'].sel(snr=snr)):>11.5f}{row}")
-    return "\n".join([*lines, "", "in brackets: highest less lowest risk reached from the starts", ""])
+            row = "".join(f"{mean:>11.4f} ± {error:.0e}" for mean, error in points)
+            lines.append(f"  {snr:>12g}{float(bayes['bayes'].sel(snr=snr)):>11.4f}{row}")
+    lines += [
+        "",
+        "in brackets: highest less lowest risk reached from the starts",
+        f"evaluation errors up to {worst:.0e}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _title(prior: str) -> str:

@@ -28,19 +28,20 @@ class Configuration:
     """What makes the plots; every field is in the store, exactly."""
 
     priors: tuple[str, ...] = PRIORS
-    prior_heads: tuple[int, ...] = (2, 2, 4, 4)  # H against ν, for each prior
+    prior_heads: tuple[int, ...] = (2, 2, 3, 3)  # H against ν, for each prior
     length: int = 5
-    snrs: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0)
-    heads: tuple[int, ...] = (1, 2, 4)
+    snrs: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0)
+    heads: tuple[int, ...] = (1, 2, 3)
     snr: float = 8.0  # against H
     starts: int = 2
     tolerance: float = 1e-4
-    trained_snrs: tuple[float, ...] = (4.0, 16.0)
+    trained_snrs: tuple[float, ...] = (8.0,)
     dim: int = 400
     variance: float = 0.1
     learning_rate: float = 2.0
     batch: int = 10
-    time: float = 20.0
+    time: float = 40.0
+    bias_rate: float = 5.0
     replicas: int = 4
     seed: int = 0
 
@@ -63,7 +64,7 @@ class Configuration:
         for text, heads in zip(self.priors, self.prior_heads, strict=True):
             task = SingleLocation(self.length, self.snr, parse_prior(text))
             whole("dim", self.dim, task.features + heads)
-        for name in ("variance", "learning_rate", "time"):
+        for name in ("variance", "learning_rate", "time", "bias_rate"):
             positive(name, getattr(self, name), 0)
         for name in ("starts", "batch", "replicas"):
             whole(name, getattr(self, name), 1)
@@ -139,7 +140,8 @@ def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     shared: dict[str, Any] = {"length": c.length, "progress": False}
     search: dict[str, Any] = {**shared, "starts": c.starts, "tolerance": c.tolerance}
     train: dict[str, Any] = {
-        name: getattr(c, name) for name in ("dim", "variance", "learning_rate", "batch", "time", "replicas")
+        name: getattr(c, name)
+        for name in ("dim", "variance", "learning_rate", "batch", "time", "bias_rate", "replicas")
     }
     for p, (text, heads) in enumerate(zip(c.priors, c.prior_heads, strict=True)):
         prior = parse_prior(text)

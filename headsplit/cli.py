@@ -167,7 +167,7 @@ def bayes(
         typer.Option(help="Law of θ, as for `compare`; may be given several times [default: four]."),
     ] = None,
     prior_heads: Annotated[
-        list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 2 4 4].")
+        list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 2 3 3].")
     ] = None,
     length: Annotated[int, typer.Option(help="Tokens L >= 2.")] = _BAYES.length,
     snrs: Annotated[str, typer.Option(help="ν of the upper row, increasing, with commas.")] = _listed(_BAYES.snrs),
@@ -181,6 +181,7 @@ def bayes(
     learning_rate: Annotated[float, typer.Option(help="Learning rate η.")] = _BAYES.learning_rate,
     batch: Annotated[int, typer.Option(help="Fresh samples B per step.")] = _BAYES.batch,
     time: Annotated[float, typer.Option(help="End of training, τ = η·steps/D.")] = _BAYES.time,
+    bias_rate: Annotated[float, typer.Option(help="κ_b of trained biases (biases start far away).")] = _BAYES.bias_rate,
     replicas: Annotated[int, typer.Option(help="Layers trained for each point.")] = _BAYES.replicas,
     seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _BAYES.seed,
     out: Annotated[Path | None, typer.Option(help="Folder for store and figure [default: results/bayes].")] = None,
@@ -216,6 +217,7 @@ def bayes(
             learning_rate=learning_rate,
             batch=batch,
             time=time,
+            bias_rate=bias_rate,
             replicas=replicas,
             seed=seed,
         )
