@@ -92,7 +92,8 @@ def optima_against_heads(
 
 def trained_risk(
     prior: Prior, activation: str, *, heads: int, snr: float, length: int, dim: int, variance: float,
-    learning_rate: float, batch: int, time: float, bias_rate: float, replicas: int, key: Key[Array, ""], progress: bool = True,
+    learning_rate: float, batch: int, time: float, bias_rate: float, replicas: int, key: Key[Array, ""],
+    progress: bool = True,
 ) -> xr.Dataset:  # fmt: skip
     """SGD of the layer on its finite-D loss, recorded at start and end: `risk` is that of what it learned."""
     start, data = jax.random.split(key)

@@ -64,18 +64,24 @@ def test_an_interrupted_run_goes_on_where_it_stopped(computed, tmp_path):
     computed["stop_at"] = 5
     stopped = runner.invoke(app, SMALL)
     assert stopped.exit_code == 130
-    assert "4 lines are kept" in stopped.output
+    kept = load(tmp_path / "results/bayes/result.zarr")
+    assert kept.metadata["status"] == "unfinished"
+    assert f"{len(kept.datasets)} lines are kept" in stopped.output
     assert runner.invoke(app, ["figure", "bayes", "results/bayes"]).exit_code == 2  # not complete, and says so
-    computed["stop_at"] = None
+    before, computed["stop_at"] = computed["count"], None
     assert runner.invoke(app, SMALL).exit_code == 0
-    assert computed["count"] == 5 + 6
+    assert computed["count"] - before <= 10 - len(kept.datasets)  # what was stored is not computed again
+    whole = load(tmp_path / "results/bayes/result.zarr")
+    assert whole.metadata["status"] == "complete"
+    assert len(whole.datasets) == 10
+    assert set(kept.datasets) < set(whole.datasets)
 
 
 def test_another_configuration_is_refused_by_name(computed):
     assert runner.invoke(app, SMALL).exit_code == 0
     other = runner.invoke(app, [*SMALL, "--dim", "300"])
     assert other.exit_code == 2
-    assert "dim: 300 here, 500 there" in other.output
+    assert "dim: 300 here, 400 there" in other.output
 
 
 @pytest.mark.parametrize(
