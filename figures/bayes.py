@@ -108,10 +108,7 @@ def table(store: Store) -> str:
             series = [store[f"{kind}_{p}_{a}"] for a in range(len(names))]
             for value in series[0][kind].values:
                 level = bayes["bayes"].sel(snr=value if kind == "snr" else configuration["snr"])
-                row = "".join(
-                    f"{float(s['risk'].sel({kind: value})):>11.4f} ({float(s['spread'].sel({kind: value})):.0e})"
-                    for s in series
-                )
+                row = "".join(_optimum(s.sel({kind: value}), several=configuration["starts"] > 1) for s in series)
                 lines.append(f"  {value:>12g}{float(level):>11.4f}{row}")
         lines.append(
             f"  SGD, D = {configuration['dim']}: mean ± standard error over {configuration['replicas']} layers"
@@ -127,6 +124,12 @@ def table(store: Store) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _optimum(data: xr.Dataset, *, several: bool) -> str:
+    """A risk, and in brackets how far apart the starts ended if there were several."""
+    spread = f" ({float(data['spread']):.0e})" if several else " " * 8
+    return f"{float(data['risk']):>11.4f}{spread}"
 
 
 def _title(prior: str) -> str:

@@ -1,7 +1,7 @@
 """The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -93,6 +93,8 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
     from figures.style import save_figure
 
     store = load(path)
+    if "bayes_0" not in store.datasets:
+        raise ValueError(f"{path}: expected a result of `headsplit bayes`, got one with {', '.join(store.datasets)}")
     if store.metadata["status"] != "complete":
         raise ValueError(f"{path}: expected a complete result; `headsplit bayes` with the same options goes on with it")
     say(table(store))
@@ -103,6 +105,7 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
 def _compute(c: Configuration, path: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
     """Every line that is not stored yet; the store is written again after each."""
     from compare import load, save
+    from sim._driver import interruptible
 
     done = dict(load(path).datasets) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,22 +114,31 @@ def _compute(c: Configuration, path: Path, *, progress: bool, say: Callable[[str
     # two at a time: most of a line is compilation, which keeps one core busy
     pool = ThreadPoolExecutor(2)
     running = {pool.submit(compute): (group, text) for group, text, compute in jobs}
-    try:
-        for index, future in enumerate(as_completed(running)):
-            group, text = running[future]
-            done[group] = future.result()
-            save(path, done, asdict(c), status="complete" if index + 1 == len(jobs) else "unfinished", replace=True)
-            if progress:
+    waiting, total, stopped = set(running), len(jobs), False
+    with interruptible() as interrupted:
+        while waiting:
+            ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in ended:
+                if future.cancelled() or isinstance(future.exception(), KeyboardInterrupt):
+                    interrupted.set()
+                    continue
+                group, text = running[future]
+                done[group] = future.result()
+                left = sum(other not in done for other, _, _ in jobs)
+                save(path, done, asdict(c), status="unfinished" if left else "complete", replace=True)
                 bar.set_description(text, refresh=False)
                 bar.update()
-            else:
-                say(f"[{index + 1}/{len(jobs)}] {text}")
-    except KeyboardInterrupt:
+                if not progress:
+                    say(f"[{total - left}/{total}] {text}")
+            if interrupted.is_set() and not stopped:
+                stopped = True
+                say("interrupted: the lines at work are finished and kept (again: stop at once)")
+                pool.shutdown(wait=False, cancel_futures=True)
+    bar.close()
+    pool.shutdown(wait=False, cancel_futures=True)
+    if stopped:
         kept = f"{len(done)} lines are kept in {path}, the same command goes on" if done else "nothing is kept yet"
-        raise Interrupted(f"interrupted: {kept}") from None
-    finally:
-        bar.close()
-        pool.shutdown(wait=False, cancel_futures=True)
+        raise Interrupted(f"interrupted: {kept}")
 
 
 def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:

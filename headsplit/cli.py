@@ -164,7 +164,7 @@ def compare(
 def bayes(
     prior: Annotated[
         list[str] | None,
-        typer.Option(help="Law of θ, as for `compare`; may be given several times [default: four]."),
+        typer.Option(help="Law of θ, as for `compare`; may be given several times, each with --prior-heads."),
     ] = None,
     prior_heads: Annotated[
         list[int] | None, typer.Option(help="Heads H against ν, one for each prior [default: 2 2 3 3].")
@@ -192,9 +192,10 @@ def bayes(
     Lines are the best order parameters found from several starts (softmax-1 with its bias and scale, B-softmax with its
     biases at their best), points are layers trained by SGD at finite D, the dashed line is the Bayes risk.
 
-    Prints every number with its error, and writes a store (result.zarr) and a figure (bayes.pdf, bayes.png). Each
-    line of the figure is stored as soon as it is finished: after Ctrl-C the same command goes on, and a folder that
-    holds the result already is drawn again, not recomputed. The defaults take a few minutes on two CPU cores.
+    Prints every number (optima with the spread over starts, layers with their standard error), and writes a store
+    (result.zarr) and a figure (bayes.pdf, bayes.png). Each line of the figure is stored as soon as it is finished:
+    after Ctrl-C the same command goes on, and a folder that holds the result already is drawn again, not recomputed.
+    The defaults take a few minutes on two CPU cores.
     """
     from headsplit.bayes import run as run_bayes
     from headsplit.parse import parse_prior

@@ -115,6 +115,8 @@ def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
     from figures.style import save_figure
 
     store = load(path)
+    if "simulation" not in store.datasets:
+        raise ValueError(f"{path}: expected a result of `headsplit compare`, got one with {', '.join(store.datasets)}")
     if store.metadata["status"] != "complete":
         raise ValueError(
             f"{path}: expected a complete result, got one that is {store.metadata['status']}; "

@@ -40,10 +40,13 @@ def is_complete(
     path = folder / STORE
     if not path.exists():
         return False
-    stored = load(path)
+    try:
+        stored = load(path)
+    except ValueError as error:
+        raise ValueError(f"{error} (delete it to compute again, or give another --out)") from error
     other = differences(wanted, {**(added or {}), **stored.configuration})
     if other:
-        raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)})")
+        raise ValueError(f"out: {folder} holds another configuration ({'; '.join(other)}); give another --out")
     complete = stored.metadata["status"] == "complete"
     if complete:
         say(f"{path} holds this result already (computed {stored.metadata['created']}): loaded, not recomputed")

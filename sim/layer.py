@@ -53,6 +53,7 @@ class MultiHeadAttention(eqx.Module):
             raise invalid("keys", "shape (..., H, D) with H >= 1", self.keys.shape)
         if self.keys.dtype not in (jnp.float32, jnp.float64):
             raise invalid("keys", "float32 or float64", self.keys.dtype)
+        self.activation.check_heads(self.heads)
         if self.dim < self.features + self.heads:
             least = f"at least F + H = {self.features + self.heads} dimensions"
             raise invalid("keys", f"{least} for {self.features} features", f"shape {self.keys.shape}")

@@ -69,7 +69,8 @@ def times_array(name: str, value: Any) -> np.ndarray:
 def instance(name: str, value: Any, kind: type) -> None:
     """Refuse a value of another type."""
     if not isinstance(value, kind):
-        raise invalid(name, f"a {kind.__name__}", repr(value))
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise invalid(name, f"{article} {kind.__name__}", repr(value))
 
 
 def leading_index(index: Any, size: int) -> Any:

@@ -42,6 +42,12 @@ class Activation(eqx.Module):
         del norms
         return self
 
+    def check_heads(self, heads: int) -> None:
+        """Refuses parameters that are neither one number nor one per head."""
+        for path, leaf in jax.tree.leaves_with_path(self):
+            if leaf.ndim > 1 or (leaf.ndim == 1 and leaf.shape != (heads,)):
+                raise invalid(path[0].name, f"one number or one per head ({heads},)", f"shape {leaf.shape}")
+
     def split(self) -> tuple["Activation", "Activation"]:
         """(trained leaves, the rest), to be put together by `eqx.combine`."""
         marked: PyTree = jax.tree.map_with_path(lambda path, _: path[0].name in self.trained, self)

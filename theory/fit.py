@@ -22,6 +22,11 @@ _TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, TRACED_LENGTH = 64, 80, 16, 10
 MOST_NODES = 2048
 _ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
 
+
+class TooWide(ValueError):
+    """Scores that spread too widely for the most nodes allowed."""
+
+
 # trained leaves of an activation and order parameters that belong together
 State = tuple[Activation, OrderParameters]
 
@@ -64,8 +69,7 @@ def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states
     nodes, frequencies = heads_need(task, rest, states, jnp.asarray(method.tail))
     grid = _heads.Grid(method.tail, *_heads.rounded_counts(float(nodes.max()), float(frequencies.max())))
     if max(grid.nodes, grid.frequencies) > MOST_NODES:
-        raise invalid(
-            "tolerance",
+        raise _too_wide(
             f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
             f"{method.tolerance}, which needs {max(grid.nodes, grid.frequencies)}",
         )
@@ -99,8 +103,7 @@ def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, state
     grid = _laid_out(method, task, states)
     nodes = float(_joint_need(task, rest, states, grid).max())
     if not nodes <= MOST_NODES:
-        raise invalid(
-            "tolerance",
+        raise _too_wide(
             f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
             f"{method.tolerance}, which needs {nodes:.0f}",
         )
@@ -131,6 +134,10 @@ def _joint_need(task: SingleLocation, rest: Activation, states: State, grid: _jo
         return _joint.needed(*_joint.law(task, eqx.combine(state[0], rest), state[1]), grid)
 
     return jax.lax.map(one, states)
+
+
+def _too_wide(expected: str, got: str) -> TooWide:
+    return TooWide(str(invalid("tolerance", expected, got)))
 
 
 def _check_rounding(method: Quadrature, task: SingleLocation) -> None:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from theory._checks import instance, invalid, typed_key, whole
 from theory.activation import Activation, BayesSoftmax
-from theory.fit import State, fit
+from theory.fit import State, TooWide, fit
 from theory.method import Method, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.risk import evaluate_risk
@@ -136,12 +136,13 @@ def optimal_risk(
     instance("task", task, SingleLocation)
     instance("activation", activation, Activation)
     heads, starts = whole("heads", heads, 1), whole("starts", starts, 1)
+    activation.check_heads(heads)
     key = typed_key("key", jax.random.key(0) if key is None else key)
     if method is None:
         method = default_method(activation, 1e-5)
     begin = [_start(task, activation, heads, i, jax.random.fold_in(key, i)) for i in range(starts)]
     if first is not None:
-        begin[0] = (first[1].split()[0], first[0].m)
+        begin[0] = _given(first, task, activation, heads)
     rest = activation.split()[1]
     points: list[Coordinates] = [(trained, m, None) for trained, m in begin]
     least = _fitted(method, task, rest, points, None)  # one compiled function for all starts
@@ -209,6 +210,21 @@ def _start(
     return jax.tree.map_with_path(begin, activation.split()[0]), m
 
 
+def _given(first: Any, task: SingleLocation, activation: Activation, heads: int) -> tuple[Activation, Array]:
+    """The start that the user gave, if it fits."""
+    if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[0], OrderParameters)):
+        raise invalid("first", "a pair (OrderParameters, activation)", repr(first))
+    order, own = first
+    if order.m.shape != (heads, task.features):
+        raise invalid("first", f"m of shape {(heads, task.features)}", order.m.shape)
+    if type(own) is not type(activation) or own.trained != activation.trained:
+        raise invalid("first", f"an activation with the trained leaves of {activation.name}", own)
+    shapes = [[leaf.shape for leaf in jax.tree.leaves(one.split()[0])] for one in (own, activation)]
+    if shapes[0] != shapes[1]:
+        raise invalid("first", f"trained leaves of shapes {shapes[1]}", shapes[0])
+    return own.split()[0], order.m
+
+
 def _state(y: Coordinates) -> State:
     trained, m, w = y
     return trained, OrderParameters(m, m @ m.T + (0.0 if w is None else w @ w.T))
@@ -241,7 +257,7 @@ def _fitted(
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_state(y) for y in ys))
     try:
         wider = fit(Quadrature(method.tolerance), task, rest, states).coarsened().at_least(method)
-    except ValueError:  # the scores have run away
+    except TooWide:  # the scores have run away
         return None
     return wider.at_least(least) if isinstance(least, Quadrature) else wider
 

@@ -198,7 +198,7 @@ def _jointly(
     if not with_error:
         return value, None
     refined = _joint_risk(task, activation, order, _joint.refined(grid))
-    error = jnp.abs(value - refined)
+    error = 1.1 * jnp.abs(value - refined)  # the refined value is not exact either
     if not isinstance(grid.points, tuple):
         others = [_joint_risk(task, activation, order, grid._replace(seed=2 * i + 2)) for i in range(_SCRAMBLES)]
         error = error + jnp.std(jnp.stack([value, *others]), ddof=1)

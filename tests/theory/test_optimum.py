@@ -63,9 +63,19 @@ def test_gaussian_gap_closes_with_heads():
     assert gaps[-1] < gaps[0] / 5
 
 
-def test_starts_that_cannot_be_integrated_are_an_error():
+def test_wrong_input_is_named():
     task = th.SingleLocation(5, 4.0, FLIP)
-    with pytest.raises(ValueError, match="heads: expected a whole number >= 1"):
-        th.optimal_risk(task, th.Softmax(), 0)
-    with pytest.raises(ValueError, match="starts: expected a whole number >= 1"):
-        th.optimal_risk(task, th.Softmax(), 2, starts=0)
+    order = th.OrderParameters([[2.0], [-2.0]], [[4.0, -4.0], [-4.0, 4.0]])
+    for message, call in {
+        "heads: expected a whole number >= 1": lambda: th.optimal_risk(task, th.Softmax(), 0),
+        "starts: expected a whole number >= 1": lambda: th.optimal_risk(task, th.Softmax(), 2, starts=0),
+        r"bias: expected one number or one per head \(2,\)": lambda: th.optimal_risk(
+            task, th.BayesSoftmax([0.0, 1.0, 2.0], trained=True), 2
+        ),
+        "first: expected m of shape": lambda: th.optimal_risk(task, th.Softmax(), 3, first=(order, th.Softmax())),
+        "first: expected an activation with the trained leaves": lambda: th.optimal_risk(
+            task, th.Softmax1(trained=True), 2, first=(order, th.BayesSoftmax())
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
