@@ -176,7 +176,9 @@ def test_gradient_equals_finite_differences(state):
 
 
 @pytest.mark.parametrize(
-    "method", [th.Quadrature(1e-9, nodes=48, points=(64,)), th.MonteCarlo(2_000)], ids=["quadrature", "sampling"]
+    "method",
+    [th.Quadrature(1e-9, nodes=48, points=(64,)), pytest.param(th.MonteCarlo(2_000), marks=pytest.mark.slow)],
+    ids=["quadrature", "sampling"],
 )
 @pytest.mark.parametrize(
     "order",

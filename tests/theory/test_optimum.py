@@ -21,7 +21,9 @@ REFERENCE = {
 }
 
 
-@pytest.mark.parametrize(("name", "snr"), REFERENCE)
+@pytest.mark.parametrize(
+    ("name", "snr"), [case if case[1] == 8.0 else pytest.param(*case, marks=pytest.mark.slow) for case in REFERENCE]
+)
 def test_sign_flip_with_two_heads(name, snr):
     task = th.SingleLocation(5, snr, FLIP)
     method = th.Quadrature(1e-5, **({"points": (1, 64)} if name == "B-softmax" else {"frequencies": 64}), nodes=96)
