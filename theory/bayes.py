@@ -61,7 +61,7 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
     elif isinstance(method, Quadrature):
         grid = _grid(task, method)
         value, other = _integrated(task, grid)
-        if not is_concrete(task) and isinstance(grid.points, tuple):
+        if not is_concrete(task) and method.points is None and isinstance(grid.points, tuple):
             log_tail = float(np.log(20 / _GUARD))
             widest = np.array([most_spread(count, log_tail) for count in grid.points])
             value = refused_if(value, jnp.any(_spreads(task, log_tail) > widest))
