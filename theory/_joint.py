@@ -122,17 +122,18 @@ def _averages_jvp(terms, orders, primals, tangents):
     mean, covariance, u, points = primals
     d_mean, d_covariance, *_ = tangents
     i, j = np.triu_indices(mean.shape[-1])
-    half = np.where(i == j, 0.5, 1.0)
+    half = np.where(i == j, 0.5, 1.0)[None, None]
 
     def slopes(x: Array) -> tuple[Array, Array]:
         """Coefficients of ∇f and of ½∇²f (upper triangle, each pair once), for every f of `terms`."""
         (s, c), first, second = terms(x), jax.jacfwd(terms)(x), jax.jacfwd(jax.jacfwd(terms))(x)
-        ds, dc, dds, ddc = first[0], first[1], second[0][i, j] * half, second[1][..., i, j] * half
-        outer = ds[i] * ds[j] * half
-        mixed = (ds[i] * dc[..., j] + dc[..., i] * ds[j]) * half
+        ds, dc = first[0][None, None], first[1]  # (1, 1, A) and (J, M, A)
+        dds, ddc = second[0][None, None, i, j] * half, second[1][:, :, i, j] * half
+        c = c[:, :, None]
+        mixed = (ds[..., i] * dc[..., j] + dc[..., i] * ds[..., j]) * half
         higher = lambda table, by: jnp.pad(table, ((by, 2 - by), (0, 0), (0, 0)))  # noqa: E731
-        along = higher(dc, 0) + higher(c[..., None] * ds, 1)
-        bent = higher(ddc, 0) + higher(mixed + c[..., None] * dds, 1) + higher(c[..., None] * outer, 2)
+        along = higher(dc, 0) + higher(c * ds, 1)
+        bent = higher(ddc, 0) + higher(mixed + c * dds, 1) + higher(c * ds[..., i] * ds[..., j] * half, 2)
         both = jnp.concatenate([along, bent], axis=-1)  # (J+2, M, A + A(A+1)/2)
         return s, both.reshape(both.shape[0], -1)
 

@@ -114,7 +114,7 @@ def _averages_jvp(integrand, plan, level, primals, tangents):
         by_args, by_chi = jax.jacrev(inner, argnums=(0, 1))(args, chi)
         directions = jnp.eye(chi.shape[0])[:, :, None] * sign[None, None, :]
         along = lambda d: jax.jvp(lambda x: jax.jacrev(inner, argnums=1)(args, x), (chi,), (d,))[1]  # noqa: E731
-        bend = jax.vmap(along, out_axes=1)(directions) * sign / 2  # (M, H, H, L)
+        bend = jax.vmap(along, out_axes=1)(directions) * sign[None, None, None] / 2  # (M, H, H, L)
         parts = (by_args, by_chi[..., 0], bend[..., 0], jnp.sum(bend[..., 1:], -1))
         return jax.vmap(lambda part: ravel_pytree(part)[0])(parts).reshape(-1)
 
