@@ -38,7 +38,10 @@ def test_plain_flow_is_named_in_the_table():
     assert "plain gradient flow" in str(agreement(theory, synthetic.simulated(theory, 0)))
 
 
-@pytest.mark.parametrize(("runs", "setup"), [(1000, {"times": 4}), (300, {"times": 4, "replicas": 3})])
+@pytest.mark.parametrize(
+    ("runs", "setup"),
+    [pytest.param(1000, {"times": 4}, marks=pytest.mark.slow), (300, {"times": 4, "replicas": 3})],
+)
 def test_false_alarm_rate_under_the_null(runs, setup):
     """No bias and no allowance to speak of (D = 10^9): the level is met, and not by being far too lax."""
     level, alarms = 0.1, 0
@@ -255,6 +258,7 @@ class TestTrained:
         expected = np.sqrt(np.var(residuals, axis=0, ddof=1).mean(axis=1) / 8)
         np.testing.assert_allclose(error[:, 0], expected, rtol=1e-12)
 
+    @pytest.mark.slow
     def test_false_alarm_rate_with_six_quantities(self):
         """Limit loss, so that nothing is allowed but scatter², here next to nothing."""
         level, runs, alarms = 0.1, 300, 0

@@ -130,6 +130,7 @@ def test_corrector_points_converge_and_seeds_agree():
     assert plain.shape == (30_000, 1, 10)
 
 
+@pytest.mark.slow
 def test_finite_steps_of_sgd_feed_r():
     # L=5, H=2, ν=4, θ=(1,±1), η/B=8, τ=6 from m=0, r=.09 I. Independent Monte Carlo integration of the flow
     # (midpoint rule, 4·10^5 samples a step): r_11 = 1.1276 without the corrector, 2.2590 with it (± .001)
