@@ -209,7 +209,7 @@ STATES = {"random": random_state(11), **DEGENERATE}
 
 
 # node counts for the hardest of the states, so that all of one shape share compiled code
-FINE = th.Quadrature(1e-11, nodes=128, frequencies=192)
+FINE = th.Quadrature(1e-11, nodes=128, frequencies=224)
 
 
 @jax.jit
