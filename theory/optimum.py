@@ -24,6 +24,7 @@ from theory.task import SingleLocation
 _MAX_STEPS = 1000
 _NEGATIVE = 10  # times the tolerance: an eigenvalue below −this is no error of the evaluation
 _REFITS = 5
+_HALVINGS, _NARROW = 12, 256  # a start that needs more nodes than this is narrowed
 
 
 class Optimum(eqx.Module):
@@ -144,7 +145,7 @@ def optimal_risk(
     if first is not None:
         begin[0] = _given(first, task, activation, heads)
     rest = activation.split()[1]
-    points: list[Coordinates] = [(trained, m, None) for trained, m in begin]
+    points = [_narrowed(method, task, rest, (trained, m, None)) for trained, m in begin]
     least = _fitted(method, task, rest, points, None)  # one compiled function for all starts
     if least is None:
         raise invalid("method", "a method that integrates the starts", method)
@@ -260,6 +261,17 @@ def _fitted(
     except TooWide:  # the scores have run away
         return None
     return wider.at_least(least) if isinstance(least, Quadrature) else wider
+
+
+def _narrowed(method: Method, task: SingleLocation, rest: Activation, y: Coordinates) -> Coordinates:
+    """The start with its heads halved until few nodes integrate it: minima lie at moderate scores."""
+    for _ in range(_HALVINGS):
+        fitted = _fitted(method, task, rest, [y], None)
+        counts = [n for n in (fitted.nodes, fitted.frequencies) if n] if isinstance(fitted, Quadrature) else []
+        if fitted is not None and max(counts, default=0) <= _NARROW:
+            break
+        y = (y[0], y[1] / 2, y[2])
+    return y
 
 
 def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: Method) -> tuple[Coordinates, float]:

@@ -210,7 +210,7 @@ LAYER = trained_layer(th.Softmax())
         (LAYER, {"orders": 3}, "orders: expected None"),
         (LAYER, {"activation": th.Softmax()}, "activation: expected None with a layer"),
         (LAYER, {"method": th.MonteCarlo()}, "method: expected Quadrature"),
-        (ORDER, {}, "activation: expected a Activation"),
+        (ORDER, {}, "activation: expected an Activation"),
         (ORDER, {"activation": th.Softmax(), "samples": 100, "key": jax.random.key(0)}, "samples: expected None"),
     ],
 )
