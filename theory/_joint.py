@@ -24,7 +24,17 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float
 
 from theory._checks import invalid
-from theory._nodes import EDGE, Points, bent_nodes, bent_span, most_spread, normal_points, tensor_points, tensor_size
+from theory._nodes import (
+    EDGE,
+    Points,
+    bent_nodes,
+    bent_span,
+    half_again,
+    most_spread,
+    normal_points,
+    tensor_points,
+    tensor_size,
+)
 from theory.activation import Activation, BayesSoftmax
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
@@ -154,8 +164,25 @@ def law(task: SingleLocation, activation: Activation, order: OrderParameters) ->
 def spreads(scores: Scores) -> Float[Array, " H"]:
     """Largest standard deviation of a head along each principal axis, narrow first, over the laws of all tokens."""
     axes = principal_axes(jnp.concatenate([scores.noise[None], scores.signal]))
-    found = jnp.max(jnp.abs(axes), axis=(0, 1))
-    return jnp.where(found > 1e-7 * jnp.max(found), found, 0.0)  # the root of rounding
+    return without_rounding(jnp.max(jnp.abs(axes), axis=(0, 1)))
+
+
+def without_rounding(spread: Float[Array, " A"]) -> Float[Array, " A"]:
+    """Spreads with zeros where only the root of rounding is left."""
+    return jnp.where(spread > 1e-7 * jnp.max(spread), spread, 0.0)
+
+
+def too_sharp(spread: Float[Array, " A"], grid: Grid, tolerance: float) -> Array:
+    """Whether these spreads need more counts on some axis than a product grid has, for even this tolerance."""
+    if not isinstance(grid.points, tuple):
+        return jnp.asarray(False)
+    widest = np.array([most_spread(count, log_tail_at(tolerance)) for count in grid.points])
+    return jnp.any(spread > widest)
+
+
+def log_tail_at(tolerance: float) -> float:
+    """Log of the inverse weight at which points end for one token."""
+    return float(np.log(20 / tolerance))
 
 
 def layout(counts: tuple[int, ...], log_tail: float) -> tuple[int, ...] | int:
@@ -163,21 +190,25 @@ def layout(counts: tuple[int, ...], log_tail: float) -> tuple[int, ...] | int:
     return counts if tensor_size(counts, log_tail) <= MOST_POINTS else SOBOL_POINTS
 
 
+def standard_points(grid: Grid, axes: int, owner: str) -> Points:
+    """The grid's points in so many dimensions: the product of its counts (one per `owner`), or Sobol points."""
+    if isinstance(grid.points, tuple):
+        if len(grid.points) != axes:
+            raise invalid("points", f"one count per {owner} ({axes})", grid.points)
+        return tensor_points(grid.points, grid.log_tail)
+    z = normal_points(grid.points, 1, axes, seed=grid.seed)[0]
+    return Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))
+
+
 def _points(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     """Points for ℓ≠ε, and for token ε with a leading axis: one set for all components, or one for each."""
+    noise = standard_points(grid, heads, "head")
     if isinstance(grid.points, tuple):
-        if len(grid.points) != heads:
-            raise invalid("points", f"one count per head ({heads})", grid.points)
-        points = tensor_points(grid.points, grid.log_tail)
-        return points, Points(points.z[None], points.weight[None])
-    z = normal_points(grid.points, 1, heads, seed=grid.seed)[0]
-    each = max(64, 2 ** int(np.log2(z.shape[-1] / components)))  # consecutive parts fill space as evenly
+        return noise, Points(noise.z[None], noise.weight[None])
+    each = max(64, 2 ** int(np.log2(noise.z.shape[-1] / components)))  # consecutive parts fill space as evenly
     parts = normal_points(each * components, 1, heads, seed=grid.seed + 1)[0][:, : each * components]
     split = np.moveaxis(parts.reshape(heads, components, each), 1, 0)
-    return (
-        Points(z, np.full(z.shape[-1], 1 / z.shape[-1])),
-        Points(split, np.full((components, each), 1 / each)),
-    )
+    return noise, Points(split, np.full((components, each), 1 / each))
 
 
 def _terms(x: Float[Array, " H"]) -> tuple[Array, Array]:
@@ -210,21 +241,14 @@ def needed(scores: Scores, biases: Array, grid: Grid) -> Array:
 def exceeds(scores: Scores, biases: Array, grid: Grid, tolerance: float) -> Array:
     """Whether the scores need more than the grid for even this tolerance."""
     _, _, place, others = prepared(scores, biases, grid)
-    beyond = needed_nodes(place, others, tolerance) > grid.nodes
-    if isinstance(grid.points, tuple):
-        log_tail = float(np.log(20 / tolerance))
-        widest = np.array([most_spread(count, log_tail) for count in grid.points])
-        beyond = beyond | jnp.any(spreads(scores) > widest)
-    return beyond
+    return (needed_nodes(place, others, tolerance) > grid.nodes) | too_sharp(spreads(scores), grid, tolerance)
 
 
 def refined(grid: Grid) -> Grid:
     """Half as many nodes again on every axis, and less outside."""
-    points = grid.points
-    if isinstance(points, tuple):
-        points = tuple(count if count == 1 else -(-3 * count // 2) for count in points)
+    points = tuple(map(half_again, grid.points)) if isinstance(grid.points, tuple) else grid.points
     return grid._replace(
-        tail=grid.tail / 100, log_tail=grid.log_tail + 4.6, nodes=-(-3 * grid.nodes // 2), points=points
+        tail=grid.tail / 100, log_tail=grid.log_tail + 4.6, nodes=half_again(grid.nodes), points=points
     )
 
 

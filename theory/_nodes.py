@@ -22,6 +22,11 @@ def rounded_count(count: float) -> int:
     return int(np.ceil(count / step) * step)
 
 
+def half_again(count: int) -> int:
+    """Half as many nodes again, for the refinement that estimates an error; one node stays one."""
+    return count if count == 1 else -(-3 * count // 2)
+
+
 def inverse_bend(distance: Array) -> Array:
     """t with t − e^{−t} = −distance, by Newton on the convex s + e^s = distance, s = −t."""
     s = jnp.where(distance > 1, jnp.log(jnp.maximum(distance, 1.0)), jnp.minimum(distance, 0.5) - 0.5)

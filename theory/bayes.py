@@ -19,16 +19,14 @@ from jaxtyping import Array, Float
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
-from theory._nodes import EDGE, Points, axis_count, bent_nodes, most_spread, normal_points, rounded_count, tensor_points
+from theory._nodes import EDGE, axis_count, bent_nodes, rounded_count
 from theory.activation import BayesSoftmax
 from theory.fit import log_rare
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
-from theory.risk import refused_if
+from theory.risk import GUARD, SCRAMBLES, refused_if
 from theory.task import SingleLocation
 
-_SCRAMBLES = 4
-_GUARD = 1e-3  # what the fixed points under jit must reach
 _TRACED_AXES, _TRACED_NODES = {1: 256, 2: 128, 3: 48}, 96
 
 
@@ -61,15 +59,14 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
     elif isinstance(method, Quadrature):
         grid = _grid(task, method)
         value, other = _integrated(task, grid)
-        if not is_concrete(task) and method.points is None and isinstance(grid.points, tuple):
-            log_tail = float(np.log(20 / _GUARD))
-            widest = np.array([most_spread(count, log_tail) for count in grid.points])
-            value = refused_if(value, jnp.any(_spreads(task, log_tail) > widest))
+        if not is_concrete(task) and method.points is None:
+            spread = _spreads(task, _joint.log_tail_at(GUARD))
+            value = refused_if(value, _joint.too_sharp(spread, grid, GUARD))
         error = jnp.abs(value - other)
         if with_error:
             error = error + jnp.abs(value - _integrated(task, _joint.refined(grid))[0])
             if not isinstance(grid.points, tuple):
-                more = [_integrated(task, grid._replace(seed=i + 1))[0] for i in range(_SCRAMBLES)]
+                more = [_integrated(task, grid._replace(seed=i + 1))[0] for i in range(SCRAMBLES)]
                 error = error + jnp.std(jnp.stack([value, *more]), ddof=1)
     else:
         raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
@@ -160,19 +157,12 @@ def _spreads(task: SingleLocation, log_tail: float) -> Float[Array, " F"]:
     inverse = jax.vmap(lambda factor: cho_solve((factor, True), identity))(ratio.factors)
     slopes = jnp.abs(jnp.einsum("cf,cfg,gj->cj", ratio.means, inverse, axes))
     bends = jnp.abs(jnp.einsum("fj,cfg,gj->cj", axes, identity[None] - inverse, axes))
-    spread = (slopes + 0.4 * jnp.sqrt(2 * log_tail) * bends).max(0)
-    return jnp.where(spread > 1e-7 * spread.max(), spread, 0.0)
+    return _joint.without_rounding((slopes + 0.4 * jnp.sqrt(2 * log_tail) * bends).max(0))
 
 
 def _laid_out(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array, _joint.Window]:
     """s at the points, their weights, and the window: bounded by E w = 1, e^{−u} E G(u+s) ≤ e^{−u−1}, and the noise."""
-    if isinstance(grid.points, tuple):
-        if len(grid.points) != task.features:
-            raise invalid("points", f"one count per feature ({task.features})", grid.points)
-        points = tensor_points(grid.points, grid.log_tail)
-    else:
-        z = normal_points(grid.points, 1, task.features, seed=grid.seed)[0]
-        points = Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))
+    points = _joint.standard_points(grid, task.features, "feature")
     others = jnp.asarray(task.length, jnp.float64) - 1
     s, weight = _Ratio.of(task).log(_axes(task) @ jnp.asarray(points.z)), jnp.asarray(points.weight)
     place = _joint.window((s, weight), None, others, grid.tail)

@@ -3,6 +3,7 @@
 import equinox as eqx
 
 from theory._checks import invalid, whole
+from theory._nodes import half_again
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.order import OrderParameters
 from theory.task import SingleLocation
@@ -84,11 +85,8 @@ class Quadrature(eqx.Module):
     def refined(self) -> "Quadrature":
         """Half as many nodes again of every kind, and 100 times less outside the windows (counts must be set)."""
 
-        def more(count: int) -> int:
-            return count if count == 1 else -(-3 * count // 2)
-
-        points = tuple(map(more, self.points)) if isinstance(self.points, tuple) else self.points
-        nodes, frequencies = (None if n is None else more(n) for n in (self.nodes, self.frequencies))
+        points = tuple(map(half_again, self.points)) if isinstance(self.points, tuple) else self.points
+        nodes, frequencies = (None if n is None else half_again(n) for n in (self.nodes, self.frequencies))
         return Quadrature(max(self.tolerance / 100, 1e-13), nodes, frequencies, points)
 
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
+from theory._nodes import half_again
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.fit import MOST_NODES, State, fit, flat, head_grid, joint_grid, nodes_needed
 from theory.method import Method, MonteCarlo, Quadrature, default_method
@@ -17,8 +18,8 @@ from theory.order import OrderParameters
 from theory.scores import score_law
 from theory.task import SingleLocation
 
-_SCRAMBLES = 4  # further ones, for the error of Sobol points
-_GUARD = 1e-3  # a state that the fixed nodes under jit do not integrate to this is an error
+SCRAMBLES = 4  # further ones, for the error of Sobol points
+GUARD = 1e-3  # a state that the fixed nodes under jit do not integrate to this is an error
 
 
 def population_risk(
@@ -166,11 +167,11 @@ def _head_by_head(
     value, _ = _assembled(task, activation, order, grid)
     if guarded and not is_concrete(states, rest, task):
         scores, form = _heads.law(task, activation, order)
-        nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(_GUARD))
+        nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(GUARD))
         value = refused_if(value, (nodes > grid.nodes) | (frequencies > grid.frequencies))
     if not with_error:
         return value, None
-    finer = _heads.Grid(grid.tail / 100, -(-3 * grid.nodes // 2), -(-3 * grid.frequencies // 2))
+    finer = _heads.Grid(grid.tail / 100, half_again(grid.nodes), half_again(grid.frequencies))
     refined, missing = _assembled(task, activation, order, finer)
     return value, jnp.abs(value - refined) + 2 * missing
 
@@ -194,13 +195,13 @@ def _jointly(
     grid = joint_grid(method, task, rest, states)
     value = _joint_risk(task, activation, order, grid)
     if guarded and not is_concrete(states, rest, task):
-        value = refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, _GUARD))
+        value = refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, GUARD))
     if not with_error:
         return value, None
     refined = _joint_risk(task, activation, order, _joint.refined(grid))
     error = 1.1 * jnp.abs(value - refined)  # the refined value is not exact either
     if not isinstance(grid.points, tuple):
-        others = [_joint_risk(task, activation, order, grid._replace(seed=2 * i + 2)) for i in range(_SCRAMBLES)]
+        others = [_joint_risk(task, activation, order, grid._replace(seed=2 * i + 2)) for i in range(SCRAMBLES)]
         error = error + jnp.std(jnp.stack([value, *others]), ddof=1)
     return value, error
 
