@@ -17,6 +17,9 @@ from theory.bayes import bayes_risk as bayes_risk  # noqa: E402
 from theory.costs import HeadCosts as HeadCosts  # noqa: E402
 from theory.costs import head_costs as head_costs  # noqa: E402
 from theory.flow import gradient_flow as gradient_flow  # noqa: E402
+from theory.fluctuation import Fluctuations as Fluctuations  # noqa: E402
+from theory.fluctuation import fluctuations as fluctuations  # noqa: E402
+from theory.fluctuation import stochastic_flow as stochastic_flow  # noqa: E402
 from theory.method import MonteCarlo as MonteCarlo  # noqa: E402
 from theory.method import Quadrature as Quadrature  # noqa: E402
 from theory.optimum import Optimum as Optimum  # noqa: E402
@@ -29,6 +32,10 @@ from theory.prior import gaussian as gaussian  # noqa: E402
 from theory.prior import one_hot as one_hot  # noqa: E402
 from theory.prior import sign_flips as sign_flips  # noqa: E402
 from theory.risk import population_risk as population_risk  # noqa: E402
+from theory.saddle import CriticalPoint as CriticalPoint  # noqa: E402
+from theory.saddle import HessianSpectrum as HessianSpectrum  # noqa: E402
+from theory.saddle import hessian_spectrum as hessian_spectrum  # noqa: E402
+from theory.saddle import unspecialized_point as unspecialized_point  # noqa: E402
 from theory.task import SingleLocation as SingleLocation  # noqa: E402
 from theory.trajectory import Result as Result  # noqa: E402
 from theory.trajectory import RunFailed as RunFailed  # noqa: E402

@@ -17,6 +17,7 @@ from theory.scores import Scores
 
 # (args, scores (H, L), signs: one (L,) array per derivative already taken) -> scalar, of derivatives (M,)
 Integrand = Callable[[Any, Array, tuple[Array, ...]], Array]
+_NULL = 1e-7  # of the largest standard deviation: what is below counts as 0 in derivatives of a root
 
 
 def average(
@@ -33,11 +34,25 @@ def average(
     return scores.weights @ means, error
 
 
+@jax.custom_jvp
 def root(covariance: Float[Array, "*batch H H"]) -> Float[Array, "*batch H H"]:
-    """The symmetric square root, continuous also where the covariance is singular; not differentiable."""
-    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(covariance))
-    scaled = vectors * jnp.sqrt(jnp.clip(values, 0))[..., None, :]
-    return scaled @ jnp.swapaxes(vectors, -1, -2)
+    """The symmetric square root, continuous also where the covariance is singular.
+
+    Its derivative is that of the Sylvester equation R dR + dR R = dC; zero within the null space, where there is none.
+    """
+    values, vectors = jnp.linalg.eigh(covariance)
+    return (vectors * jnp.sqrt(jnp.clip(values, 0))[..., None, :]) @ jnp.swapaxes(vectors, -1, -2)
+
+
+@root.defjvp
+def _root_jvp(primals, tangents):
+    values, vectors = jnp.linalg.eigh(primals[0])
+    back = jnp.swapaxes(vectors, -1, -2)
+    scale = jnp.sqrt(jnp.clip(values, 0))
+    both = scale[..., :, None] + scale[..., None, :]
+    null = both <= _NULL * jnp.max(both, axis=(-2, -1), keepdims=True)
+    change = jnp.where(null, 0.0, back @ tangents[0] @ vectors / jnp.where(null, 1.0, both))
+    return root(primals[0]), vectors @ change @ back
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
