@@ -6,6 +6,10 @@ from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.stages import StageSlope as StageSlope
+from compare.stages import StageTimes as StageTimes
+from compare.stages import log_dim_slope as log_dim_slope
+from compare.stages import stage_times as stage_times
 from compare.store import Store as Store
 from compare.store import load as load
 from compare.store import save as save
