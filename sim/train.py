@@ -1,14 +1,14 @@
 """One-pass SGD of the actual layer at large D."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Key
 
-from sim._driver import RecordGrid, drive
+from sim._driver import Log, RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
@@ -84,73 +84,155 @@ def train(
         >>> run.time.tolist()
         [0.0, 0.25, 0.5]
     """
-    _check_model(task, layer)
-    learning_rate, time = positive("learning_rate", learning_rate, 0), positive("time", time, 0)
-    bias_rate, scale_rate = non_negative("bias_rate", bias_rate, 0), non_negative("scale_rate", scale_rate, 0)
-    batch, evaluation = whole("batch", batch, 1), whole("evaluation", evaluation, 2)
-    check_loss(loss)
-    typed_key("key", key)
+    _check_layer(task, layer)
+    options = Options.checked(
+        learning_rate=learning_rate,
+        time=time,
+        batch=batch,
+        key=key,
+        loss=loss,
+        bias_rate=bias_rate,
+        scale_rate=scale_rate,
+        evaluation=evaluation,
+    )
     replicas, dim = layer.replicas or 1, layer.dim
-    grid = RecordGrid.make(record, float(time), float(learning_rate), dim)
+    grid = RecordGrid.make(record, options.time, options.learning_rate, dim)
     if block is None:
-        block = max(1, BLOCK_NORMALS // (replicas * batch * task.length * dim))
+        block = max(1, BLOCK_NORMALS // (replicas * options.batch * task.length * dim))
 
-    # biases and scales are order parameters: they move on the clock τ, by κ η/D a step
-    rates = {"keys": learning_rate, "bias": bias_rate * learning_rate / dim, "scale": scale_rate * learning_rate / dim}
+    rates = {"keys": jnp.asarray(options.learning_rate), **options.rates(dim)}
     params, rest = eqx.partition(layer, trained_leaves(layer, rates))
+    keys = options.keys(layer.replicas)
     if layer.replicas is None:
-        keys, params = key[None], jax.tree.map(lambda leaf: leaf[None], params)
+        params = jax.tree.map(lambda leaf: leaf[None], params)
     else:
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(replicas))
         params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
-    plan = Plan.make(task, layer, batch=batch, loss=loss)
+    plan = Plan.make(task, layer, batch=options.batch, loss=loss)
     setting = Setting(rest, task, keys, rates, plan)
     log = drive(
         grid,
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
         advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
-        measure=lambda state, step: measure(setting, state, jnp.asarray(step), evaluation),
-        shapes={
-            "m": (layer.heads, layer.features),
-            "r": (layer.heads, layer.heads),
-            **{name: getattr(layer.activation, name).shape for name in layer.activation.trained},
-            "loss": (),
-            "loss_error": (),
-        },
+        measure=lambda state, step: measure(setting, state, jnp.asarray(step), options.evaluation),
+        shapes=record_shapes(layer.activation, layer.heads, layer.features),
         replicas=replicas,
         block=whole("block", block, 1),
-        batch=batch,
+        batch=options.batch,
         progress=progress,
     )
 
-    single = (lambda leaf: jnp.asarray(leaf[0])) if layer.replicas is None else jnp.asarray
+    settings = {"source": "sgd", "dim": dim, "dtype": str(layer.keys.dtype), "replicas": layer.replicas}
+    return trajectory_of(log, grid, task, layer.activation, options, settings, throw=throw)
+
+
+class Options(NamedTuple):
+    """What every run of SGD is given, checked."""
+
+    learning_rate: float
+    time: float
+    batch: int
+    key: Key[Array, ""]
+    loss: str
+    bias_rate: float
+    scale_rate: float
+    evaluation: int
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        learning_rate: Any,
+        time: Any,
+        batch: Any,
+        key: Any,
+        loss: Any,
+        bias_rate: Any,
+        scale_rate: Any,
+        evaluation: Any,
+    ) -> "Options":
+        """Refuses what is out of range, by name."""
+        check_loss(loss)
+        return cls(
+            learning_rate=float(positive("learning_rate", learning_rate, 0)),
+            time=float(positive("time", time, 0)),
+            batch=whole("batch", batch, 1),
+            key=typed_key("key", key),
+            loss=loss,
+            bias_rate=float(non_negative("bias_rate", bias_rate, 0)),
+            scale_rate=float(non_negative("scale_rate", scale_rate, 0)),
+            evaluation=whole("evaluation", evaluation, 2),
+        )
+
+    def rates(self, dim: int) -> dict[str, Array]:
+        """Steps of biases and scales: order parameters, they move on the clock τ, by κ η/D a step."""
+        step = self.learning_rate / dim
+        return {"bias": jnp.asarray(self.bias_rate * step), "scale": jnp.asarray(self.scale_rate * step)}
+
+    def keys(self, replicas: int | None) -> Key[Array, " R"]:
+        """The key of each replica: the key itself for a single run."""
+        if replicas is None:
+            return self.key[None]
+        return jax.vmap(lambda i: jax.random.fold_in(self.key, i))(jnp.arange(replicas))
+
+
+def check_task(task: Any, features: int, name: str) -> None:
+    """Refuses a task that is not one task of fixed length with as many features as `name` has."""
+    instance("task", task, SingleLocation)
+    whole("task.length", task.length, 2)
+    if task.snr.ndim:
+        raise invalid("task.snr", "one number", f"shape {task.snr.shape}")
+    if task.features != features:
+        raise invalid(name, f"{task.features}, the features of the task", features)
+
+
+def check_trained(name: str, activation: Activation) -> None:
+    """Refuses an activation that trains what SGD has no rate for."""
+    if not set(activation.trained) <= {"bias", "scale"}:
+        raise invalid(f"{name}.trained", "'bias' and 'scale' at most", activation.trained)
+
+
+def record_shapes(activation: Activation, heads: int, features: int) -> dict[str, tuple[int, ...]]:
+    """What is recorded of a replica at one time."""
+    trained = {name: getattr(activation, name).shape for name in activation.trained}
+    return {"m": (heads, features), "r": (heads, heads), **trained, "loss": (), "loss_error": ()}
+
+
+def trajectory_of(
+    log: Log,
+    grid: RecordGrid,
+    task: SingleLocation,
+    activation: Activation,
+    options: Options,
+    settings: dict[str, Any],
+    *,
+    throw: bool,
+) -> Trajectory:
+    """The trajectory of a finished run, with its risk; `settings` holds what is not among the options.
+
+    Raises:
+        RunFailed: if `throw` and a replica did not reach its end.
+    """
+    single = (lambda leaf: jnp.asarray(leaf[0])) if settings["replicas"] is None else jnp.asarray
     records = {name: single(values) for name, values in log.records.items()}
     order = _unchecked_order(records["m"], records["r"])
-    activation = _recorded(layer.activation, records)
+    recorded = _recorded(activation, records)
+    chosen = options._asdict()
+    key = chosen.pop("key")
     trajectory = Trajectory(
         time=jnp.asarray(grid.times),
         order=order,
-        activation=activation,
-        risk=recorded_risk(task, activation, order),
+        activation=recorded,
+        risk=recorded_risk(task, recorded, order),
         loss=records["loss"],
         loss_error=records["loss_error"],
         result=single(log.result),
         task=task,
         settings={
-            "source": "sgd",
-            "activation": layer.activation.name,
-            "heads": layer.heads,
-            "features": layer.features,
-            "dim": dim,
-            "dtype": str(layer.keys.dtype),
-            "learning_rate": float(learning_rate),
-            "batch": batch,
-            "time": float(time),
-            "loss": loss,
-            "bias_rate": float(bias_rate),
-            "scale_rate": float(scale_rate),
-            "evaluation": evaluation,
-            "replicas": layer.replicas,
+            **settings,
+            **chosen,
+            "activation": activation.name,
+            "heads": order.heads,
+            "features": order.features,
             "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
             "key_impl": str(jax.random.key_impl(key)),
         },
@@ -160,18 +242,13 @@ def train(
     return trajectory
 
 
-def _check_model(task: Any, layer: Any) -> None:
+def _check_layer(task: Any, layer: Any) -> None:
     instance("task", task, SingleLocation)
     instance("layer", layer, MultiHeadAttention)
-    whole("task.length", task.length, 2)
-    if task.snr.ndim:
-        raise invalid("task.snr", "one number", f"shape {task.snr.shape}")
-    if task.features != layer.features:
-        raise invalid("layer.features", f"{task.features}, the features of the task", layer.features)
+    check_task(task, layer.features, "layer.features")
     if layer.keys.ndim > 3:
         raise invalid("layer.keys", "shape (H, D) or (replicas, H, D)", layer.keys.shape)
-    if not set(layer.activation.trained) <= {"bias", "scale"}:
-        raise invalid("layer.activation.trained", "'bias' and 'scale' at most", layer.activation.trained)
+    check_trained("layer.activation", layer.activation)
 
 
 def _recorded(activation: Activation, records: dict[str, Array]) -> Activation:
