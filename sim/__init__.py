@@ -10,4 +10,5 @@ from sim.layer import MultiHeadAttention as MultiHeadAttention
 from sim.loss import sample_losses as sample_losses
 from sim.prune import Pruning as Pruning
 from sim.prune import prune_heads as prune_heads
+from sim.reduced import train_reduced as train_reduced
 from sim.train import train as train

@@ -1,0 +1,361 @@
+"""The compiled part of `train_reduced`: the Markov chain that one-pass SGD is for (m, r), blocks of its steps.
+
+Each head is F coordinates m along the spikes and H coordinates W along an orthonormal basis of the heads' other parts,
+all in units of √D, so that r = m mᵀ + W Wᵀ. Tokens are drawn on these F + H coordinates. Of their remaining part, the
+matrix N (L × n) of standard normals with n = D − F − H, only what a step depends on is drawn:
+
+- The finite loss of a sample sees N through N Nᵀμ, μ = a − δ_ε. With e = μ/|μ|, Nᵀe = |Nᵀe| ν has independent normal
+  entries, and so has what the tokens orthogonal to e have along ν, a vector w. Given both, the rest of N is normal.
+- The samples of a batch turn the keys in directions of their own. An H × H factor P of their common update is carried
+  along; of each sample, Nᵀe and the rest of N are drawn on the H directions of P, on the new direction that Nᵀe adds,
+  and beyond these, where only its Gram matrix matters, as a Wishart matrix.
+- In the limit loss N does not enter the gradient g, so that the batch turns the keys by one Wishart_H(n, Σ gᵀg).
+
+Arrays have the replicas last and the samples before them, so that small sums run over long rows. The state is float64,
+what is drawn and the gradient of a sample float32: its rounding, 1e-7 of a step, is unbiased noise to all purposes.
+Randomness: a replica's key is folded with a purpose and the step, as in `_sgd`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from sim._sgd import _fold_step
+from theory import Activation, SingleLocation
+
+_TRAINING, _FRESH = 0x72656475, 0x66726564  # purposes folded into a replica's key, others than those of `_sgd`
+_UNROLLED = 32  # most terms of a sum that are written out
+
+
+class Setting(eqx.Module):
+    """What stays the same during a run. Its numbers are traced: changing one never recompiles."""
+
+    rest: Activation  # without its trained leaves
+    task: SingleLocation
+    keys: Key[Array, " R"]
+    dim: Float[Array, ""]
+    rates: dict[str, Float[Array, ""]]  # "order": η/D, "bias" and "scale": κ η/D
+    batch: int = eqx.field(static=True)
+    loss: str = eqx.field(static=True)
+
+
+class State(eqx.Module):
+    """Heads in F + H coordinates, (m, W), and what the activation trains, of each replica."""
+
+    heads: Float[Array, "R H K"]
+    trained: Activation
+
+
+class Sampler(NamedTuple):
+    """The task's signal √ν θ as means and roots of the covariances of its components."""
+
+    edges: Float[Array, " C"]  # cumulative weights
+    means: Float[Array, "C F"]
+    roots: Float[Array, "C F F"]
+
+
+def least_dim(heads: int, features: int, batch: int, loss: str) -> int:
+    """The smallest D of the chain: room for the directions that are followed one by one."""
+    if loss == "limit":
+        return features + heads
+    return features + heads + _frame(heads, batch) + 1
+
+
+def factor(gram: np.ndarray) -> np.ndarray:
+    """W with W Wᵀ = gram (..., H, H), negative eigenvalues taken as zero."""
+    values, vectors = np.linalg.eigh(gram)
+    return vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]
+
+
+@eqx.filter_jit(donate="all-except-first")
+def advance(block: tuple[Setting, Int[Array, ""], Int[Array, ""]], state: State) -> tuple[State, Bool[Array, " R"]]:
+    """A block (setting, first step, number of steps) of SGD; takes over the buffers of `state`.
+
+    Returns:
+        The state of every replica after it, and whether it is finite, |k_h|² in float32.
+    """
+    setting, start, count = block
+    sampler = _sampler(setting.task)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, _TRAINING))(setting.keys)
+    one_step = lambda step, now: _step(setting, sampler, now, _folded(keys, step))  # noqa: E731
+    last = jax.lax.fori_loop(start, start + count, one_step, jax.tree.map(_replicas_last, state))
+    state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), last)
+    norms = jnp.sum(jnp.square(state.heads), axis=-1).astype(jnp.float32)
+    finite = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=-1) for x in (norms, *jax.tree.leaves(state))]
+    return state, jnp.all(jnp.stack(finite), axis=0)
+
+
+@eqx.filter_jit
+def measure(setting: Setting, state: State, step: Int[Array, ""], count: int) -> dict[str, Float[Array, "R ..."]]:
+    """Order parameters `m` and `r`, trained leaves by their names, `loss` on `count` fresh samples and `loss_error`."""
+    sampler = _sampler(setting.task)
+
+    def one(replica: tuple[State, Key[Array, ""]]) -> dict[str, Array]:
+        state, key = replica
+        own = jax.tree.map(lambda leaf: leaf[..., None], state)
+        keys = _folded(jax.random.fold_in(key, _FRESH)[None], step)
+        losses = _fresh_losses(setting, sampler, own, keys, count).astype(jnp.float64)
+        mean = jnp.mean(losses)
+        error = jnp.sqrt(jnp.mean(jnp.square(losses - mean)) / (count - 1))
+        return {"loss": mean, "loss_error": error}
+
+    features = setting.task.features
+    trained = {name: getattr(state.trained, name) for name in setting.rest.trained}
+    r = jnp.einsum("rhk,rgk->rhg", state.heads, state.heads, precision="highest")
+    return {"m": state.heads[..., :features], "r": r, **trained, **jax.lax.map(one, (state, setting.keys))}
+
+
+def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R"]) -> State:
+    """One step of SGD, replicas last."""
+    heads, batch = state.heads.shape[0], setting.batch
+    key_tokens, key_rest = _split(keys, 2)
+    tokens = _tokens(setting, sampler, key_tokens, heads, batch)
+    attention, pull = _attention(setting, state, tokens)
+    miss = attention.at[0].add(-1)  # ε = 0: tokens are exchangeable
+    if setting.loss == "finite":
+        hidden = _Hidden.draw(setting, key_rest, heads, miss)
+        slope = (_gram_times(tokens, miss) + hidden.gram_times_miss) / setting.dim.astype(miss.dtype)
+        turned = hidden.turned
+    else:
+        slope = miss
+        turned = lambda g: _turned_at_limit(setting, key_rest, g)  # noqa: E731
+    of_trained, of_norms, g = pull(2 / batch * slope)  # g: H, L, B, R
+
+    step = setting.rates["order"]
+    by_token = [g[:, l, None] * tokens[None, l] for l in range(tokens.shape[0])]
+    moved = jnp.sum(_sum(by_token), axis=-2).astype(jnp.float64)
+    moved = moved + 2 * of_norms.astype(jnp.float64)[:, None] * state.heads  # r_hh of a self-consistent bias
+    moved = state.heads - step * moved
+
+    m, w = jnp.split(moved, [setting.task.features], axis=1)
+    w = _lower(jnp.concatenate([w, step * turned(g).astype(jnp.float64)], axis=1))
+    rate = lambda path: setting.rates[path[0].name]  # noqa: E731
+    trained = jax.tree.map_with_path(lambda path, b, slope: b - rate(path) * slope, state.trained, of_trained)
+    return State(jnp.concatenate([m, w], axis=1), trained)
+
+
+def _attention(setting: Setting, state: State, tokens: Float[Array, "L K B R"]) -> tuple[Array, Callable[..., Any]]:
+    """a (L, B, R), and its cotangent's pull to (trained leaves, r_hh, scores)."""
+
+    def one(trained: Activation, norms: Float[Array, " H"], scores: Float[Array, "H L"]) -> Float[Array, " L"]:
+        activation = eqx.combine(trained, setting.rest).resolved(norms)
+        return jnp.mean(activation(scores), axis=0)
+
+    heads = state.heads.astype(tokens.dtype)
+    norms = jnp.sum(jnp.square(state.heads), axis=1).astype(tokens.dtype)
+    scores = _sum(heads[:, None, k, None] * tokens[None, :, k] for k in range(heads.shape[1]))
+    over_samples = jax.vmap(one, in_axes=(None, None, -1), out_axes=-1)
+    over_replicas = jax.vmap(over_samples, in_axes=(-1, -1, -1), out_axes=-1)
+    return jax.vjp(over_replicas, state.trained, norms, scores)
+
+
+def _gram_times(tokens: Float[Array, "L K B R"], miss: Float[Array, "L B R"]) -> Float[Array, "L B R"]:
+    """The part of X Xᵀμ that the followed coordinates make."""
+    along = _sum(tokens[l] * miss[l, None] for l in range(miss.shape[0]))
+    return _sum(tokens[:, k] * along[None, k] for k in range(along.shape[0]))
+
+
+class _Hidden(NamedTuple):
+    """What a sample's tokens are beyond the followed coordinates, as far as the finite loss asks."""
+
+    direction: Float[Array, "L B R"]  # e
+    along: Float[Array, "L B R"]  # N ν
+    gram_times_miss: Float[Array, "L B R"]  # N Nᵀμ
+    frame: Float[Array, "J B R"]  # ν on the directions of P and its own
+    noise: Float[Array, "H J B R"]
+    bartlett: Float[Array, "H H B R"]
+
+    @classmethod
+    def draw(cls, setting: Setting, keys: Key[Array, " R"], heads: int, miss: Float[Array, "L B R"]) -> "_Hidden":
+        length, batch = miss.shape[:2]
+        size = _frame(heads, batch)
+        key_normal, key_chi, key_bartlett = _split(keys, 3)
+        numbers = _normals(key_normal, (length + size + heads * (size + 1), batch))
+        w, frame, noise = jnp.split(numbers, [length, length + size])
+        freedom = setting.dim - setting.task.features - heads - size
+        frame = jnp.concatenate([frame, _chi(key_chi, freedom[None], batch)])
+        reach = jnp.sqrt(_sum(jnp.square(frame)))  # |Nᵀe|
+        norm = jnp.sqrt(_sum(jnp.square(miss)))
+        direction = miss / jnp.where(norm > 0, norm, 1)[None]
+        along = w + direction * (reach - _sum(direction * w))[None]
+        return cls(
+            direction,
+            along,
+            (norm * reach)[None] * along,
+            frame / reach[None],
+            noise.reshape(heads, size + 1, *noise.shape[1:]),
+            _bartlett(key_bartlett, freedom - 1, heads, batch),
+        )
+
+    def turned(self, g: Float[Array, "H L B R"]) -> Float[Array, "H J R"]:
+        """P of the whole batch: gᵀN summed over samples, up to a rotation."""
+        own = _sum(g[:, l] * self.along[None, l] for l in range(g.shape[1]))
+        on_direction = _sum(g[:, l] * self.direction[None, l] for l in range(g.shape[1]))
+        across = _lower(g - on_direction[:, None] * self.direction[None])
+        on_frame = _times(across, self.noise)
+        excess = own - _sum(on_frame[:, j] * self.frame[None, j] for j in range(self.frame.shape[0]))
+        on_frame = on_frame + excess[:, None] * self.frame[None]
+        parts = jnp.concatenate([on_frame, _times(across, self.bartlett)], axis=1)
+        heads, batch = g.shape[0], g.shape[2]
+        if batch == 1:
+            return parts[:, :, 0]
+
+        def add(sample: Array, total: Array) -> Array:
+            part = jax.lax.dynamic_index_in_dim(parts, sample, axis=2, keepdims=False)
+            return _lower(part.at[:, :heads].add(total))
+
+        return jax.lax.fori_loop(0, batch, add, jnp.zeros((heads, heads, g.shape[3]), g.dtype))
+
+
+def _turned_at_limit(setting: Setting, keys: Key[Array, " R"], g: Float[Array, "H L B R"]) -> Float[Array, "H H R"]:
+    """gᵀN summed over samples, up to a rotation, for gradients that do not depend on N."""
+    heads = g.shape[0]
+    across = _lower(g.reshape(heads, -1, g.shape[-1]))
+    freedom = setting.dim - setting.task.features - heads
+    return _times(across, _bartlett(keys, freedom, heads, 1)[:, :, 0])
+
+
+def _fresh_losses(
+    setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R"], count: int
+) -> Float[Array, "B R"]:
+    """Losses of fresh samples, replicas last."""
+    heads = state.heads.shape[0]
+    key_tokens, key_chi = _split(keys, 2)
+    tokens = _tokens(setting, sampler, key_tokens, heads, count)
+    attention, _ = _attention(setting, state, tokens)
+    miss = attention.at[0].add(-1)
+    square = _sum(jnp.square(miss))
+    if setting.loss == "limit":
+        return square
+    reach = _chi(key_chi, (setting.dim - setting.task.features - heads)[None], count)[0]
+    along = _sum(tokens[l] * miss[l, None] for l in range(miss.shape[0]))
+    return (_sum(jnp.square(along)) + jnp.square(reach) * square) / setting.dim.astype(miss.dtype)
+
+
+def _sampler(task: SingleLocation) -> Sampler:
+    values, vectors = jnp.linalg.eigh(task.prior.covariances)
+    roots = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
+    edges = jnp.cumsum(task.prior.weights)
+    return Sampler(edges, *((jnp.sqrt(task.snr) * x).astype(jnp.float32) for x in (task.prior.means, roots)))
+
+
+def _tokens(
+    setting: Setting, sampler: Sampler, keys: Key[Array, " R"], heads: int, batch: int
+) -> Float[Array, "L K B R"]:
+    """Tokens on the followed coordinates; the informative one is the first."""
+    length, features = int(setting.task.length), setting.task.features
+    key_normal, key_choice = _split(keys, 2)
+    numbers = _normals(key_normal, (features + length * (features + heads), batch))
+    tokens = numbers[features:].reshape(length, features + heads, *numbers.shape[1:])
+    bits = jax.vmap(lambda key: jax.random.bits(key, (batch,), jnp.uint32), out_axes=-1)(key_choice)
+    place = (bits.astype(jnp.float64) + 0.5) * 2.0**-32
+    component = jnp.searchsorted(sampler.edges[:-1], place, side="right", method="scan_unrolled")
+    spread = jnp.einsum("brfg,gbr->fbr", sampler.roots[component], numbers[:features], precision="highest")
+    signal = jnp.moveaxis(sampler.means[component], -1, 0) + spread
+    return tokens.at[0, :features].add(signal)
+
+
+def _frame(heads: int, batch: int) -> int:
+    """Directions that the samples before may have turned the keys in."""
+    return heads if batch > 1 else 0
+
+
+def _bartlett(keys: Key[Array, " R"], freedom: Array, heads: int, batch: int) -> Float[Array, "H H B R"]:
+    """T lower triangular with T Tᵀ ~ Wishart_H(freedom); freedom may be less than H."""
+    key_normal, key_chi = _split(keys, 2)
+    below = _normals(key_normal, (heads * (heads - 1) // 2, batch))
+    left = freedom - jnp.arange(heads, dtype=freedom.dtype)
+    diagonal = _chi(key_chi, left, batch)
+    blank = jnp.zeros_like(diagonal[0])
+    # a column without freedom is empty
+    below = [[jnp.where(left[j] > 0, below[i * (i - 1) // 2 + j], 0) for j in range(i)] for i in range(heads)]
+    rows = [jnp.stack([*below[i], diagonal[i], *[blank] * (heads - 1 - i)]) for i in range(heads)]
+    return jnp.stack(rows)
+
+
+def _chi(keys: Key[Array, " R"], freedom: Float[Array, " J"], batch: int) -> Float[Array, "J B R"]:
+    """χ variables, zero where freedom is not positive.
+
+    Marsaglia and Tsang's rejection (2000), which is exact for any shape above 1/3, hence from one degree of freedom on.
+    The whole array is proposed again until each entry has accepted, which at high freedom is nearly always at once.
+    """
+    shape = (freedom.shape[0], batch, keys.shape[0])
+    positive = jnp.broadcast_to((freedom > 0)[:, None, None], shape)
+    excess = jnp.where(freedom > 0, freedom / 2 - 1 / 3, 1).astype(jnp.float32)[:, None, None]
+    width = 1 / (3 * jnp.sqrt(excess))
+
+    def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        trial, value, missing = carry
+        key_normal, key_uniform = _split(jax.vmap(lambda key: jax.random.fold_in(key, trial))(keys), 2)
+        t = width * _normals(key_normal, shape[:2])
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, shape[:2], jnp.float32), out_axes=-1)(key_uniform)
+        accepted = (t > -1) & (jnp.log(uniform) <= excess * _log_acceptance(t))
+        base = jnp.where(t > -1, 1 + t, 0)
+        proposed = jnp.sqrt(2 * excess) * base * jnp.sqrt(base)
+        return trial + 1, jnp.where(missing & accepted, proposed, value), missing & ~accepted
+
+    start = (jnp.asarray(0, jnp.uint32), jnp.zeros(shape, jnp.float32), positive)
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[2]), propose, start)[1]
+
+
+def _log_acceptance(t: Float[Array, "..."]) -> Float[Array, "..."]:
+    """3 log(1+t) − (1+t)³ + 1 + 9t²/2, by its series where the terms cancel."""
+    safe = jnp.maximum(t, -1 + 1e-7)
+    far = 3 * jnp.log1p(safe) - safe * safe * safe - 3 * safe + 1.5 * safe * safe
+    series = 1 / 4 + t * (-1 / 5 + t * (1 / 6 + t * (-1 / 7 + t * (1 / 8 + t * (-1 / 9 + t / 10)))))
+    square = t * t
+    return jnp.where(jnp.abs(t) < 0.2, -3 * square * square * series, far)
+
+
+def _lower(rows: Float[Array, "H N *lanes"]) -> Float[Array, "H H *lanes"]:
+    """Lower triangular factor T of rows = T Q, Q Qᵀ = 1, for any rank.
+
+    Modified Gram–Schmidt, whose T is as good as Householder's: T Tᵀ is the Gram matrix of rows that are off by a few
+    rounding errors.
+    """
+    heads = rows.shape[0]
+    columns = []
+    for h in range(heads):
+        norm = jnp.sqrt(jnp.sum(jnp.square(rows[0]), axis=0))
+        unit = rows[0] / jnp.where(norm > 0, norm, 1)[None]
+        rows = rows[1:]
+        below = jnp.sum(rows * unit[None], axis=1)
+        rows = rows - below[:, None] * unit[None]
+        columns.append(jnp.concatenate([jnp.zeros((h, *norm.shape), norm.dtype), norm[None], below]))
+    return jnp.stack(columns, axis=1)
+
+
+def _times(a: Float[Array, "H K *lanes"], b: Float[Array, "K N *lanes"]) -> Float[Array, "H N *lanes"]:
+    return _sum(a[:, k, None] * b[None, k] for k in range(b.shape[0]))
+
+
+def _sum(terms: Any) -> Array:
+    """Sum of a sequence of arrays or over the leading axis of one, written out: faster than a reduction if short."""
+    terms = list(terms)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _normals(keys: Key[Array, " R"], shape: tuple[int, ...]) -> Float[Array, "... R"]:
+    count = int(np.prod(shape))
+    flat = jax.vmap(lambda key: jax.random.normal(key, (count,), jnp.float32), out_axes=-1)(keys)
+    return flat.reshape(*shape, keys.shape[0])
+
+
+def _split(keys: Key[Array, " R"], count: int) -> Key[Array, "count R"]:
+    return jax.vmap(lambda key: jax.random.split(key, count), out_axes=-1)(keys)
+
+
+def _folded(keys: Key[Array, " R"], step: Int[Array, ""]) -> Key[Array, " R"]:
+    return jax.vmap(lambda key: _fold_step(key, step))(keys)
+
+
+def _replicas_last(leaf: Array) -> Array:
+    return jnp.moveaxis(leaf, 0, -1)
