@@ -46,85 +46,24 @@ the allowance are no agreement: there is no verdict. Beyond the allowance they r
 may rightly stand still: where one's resolution is that poor the table says so, and the verdict is about the rest.
 """
 
-import functools
 import json
 from typing import Any
 
 import equinox as eqx
 import numpy as np
 import xarray as xr
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-from theory import BayesSoftmax, Result, Trajectory
+from compare._bias import allowances
+from compare._pair import RATES, check_pair, successful, values_of
+from compare._residual import Residual as Residual
+from compare._residual import residual_of
+from theory import Trajectory
 
-ROTATIONS = 9999  # with the observed mean itself, 10^4 directions
 WEAKEST = 0.5  # a verdict that would not notice a drift wrong by half is none
 FEWEST = 3  # records that must be judged
 SPLIT_FRACTION = 0.25  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
 SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
-_RATES = {"bias": "bias_rate", "scale": "scale_rate"}  # settings with the κ of what may be trained beside the keys
-
-
-class Residual(eqx.Module):
-    """Residuals of one quantity, simulation − theory, averaged over replicas.
-
-    Attributes:
-        name: m, r, bias, scale, risk or loss.
-        dims: names of the axes after time.
-        mean: (T, ...) mean residual.
-        error: (T, ...) its standard error, pooled over like components; NaN with one replica.
-        scatter: (T, ...) root mean square residual of single replicas.
-        bias: (T, ...) the bias allowance.
-        way: (T, ...) ∫ |dx̄/dτ| dτ, how far the theory's mean over replicas has gone.
-        critical: critical value on |mean|/error; NaN without a verdict.
-        judged: (T,) whether the verdict covers this time.
-    """
-
-    name: str = eqx.field(static=True)
-    dims: tuple[str, ...] = eqx.field(static=True)
-    mean: Float[np.ndarray, "T ..."]
-    error: Float[np.ndarray, "T ..."]
-    scatter: Float[np.ndarray, "T ..."]
-    bias: Float[np.ndarray, "T ..."]
-    way: Float[np.ndarray, "T ..."]
-    critical: float
-    judged: Bool[np.ndarray, " T"]
-
-    @property
-    def z(self) -> Float[np.ndarray, "T ..."]:
-        """mean / error; 0 where both vanish."""
-        return np.divide(self.mean, self.error, out=np.zeros_like(self.mean), where=self.error != 0)
-
-    @property
-    def allowed(self) -> Float[np.ndarray, "T ..."]:
-        """critical × error + bias: what |mean| may be."""
-        return self.critical * self.error + self.bias
-
-    @property
-    def worst(self) -> tuple[int, ...]:
-        """Index of the judged entry that lies closest to (or furthest beyond) what is allowed."""
-        excess = np.abs(self.mean) - self.bias
-        exact = np.where(excess > 0, np.inf, np.finfo(float).min)  # where there is no error to compare with
-        ratio = np.divide(excess, self.error, out=exact, where=self.error > 0)
-        ratio[~self.judged] = -np.inf
-        return tuple(int(i) for i in np.unravel_index(np.argmax(ratio), ratio.shape))
-
-    @property
-    def within(self) -> bool:
-        """Whether |mean| ≤ allowed wherever judged."""
-        return bool(np.all(np.abs(self.mean[self.judged]) <= self.allowed[self.judged]))
-
-    @property
-    def resolution(self) -> float:
-        """Relative drift errors above this would have been noticed; inf if none would, NaN without errors."""
-        allowed, way = self.allowed[self.judged], self.way[self.judged]
-        ratio = np.divide(allowed, way, out=np.where(np.isnan(allowed), np.nan, np.inf), where=way > 0)
-        return float(np.min(ratio)) if ratio.size else float("nan")
-
-    def label(self, index: tuple[int, ...]) -> str:
-        """`m[head 1, feature 2]` for an index that starts with time; counted from 1, as in the mathematics."""
-        inner = ", ".join(f"{dim.rstrip('_')} {i + 1}" for dim, i in zip(self.dims, index[1:], strict=True))
-        return f"{self.name}[{inner}]" if inner else self.name
 
 
 class Agreement(eqx.Module):
@@ -238,9 +177,9 @@ class Agreement(eqx.Module):
                 if np.isfinite(r.resolution)
                 else f"  the theory's {r.name} does not move"
                 for r in self.residuals
-                if r.name in _RATES and not r.resolution < WEAKEST
+                if r.name in RATES and not r.resolution < WEAKEST
             ]
-            trained = " and ".join(f"the {r.name}" for r in self.residuals if r.name in _RATES)
+            trained = " and ".join(f"the {r.name}" for r in self.residuals if r.name in RATES)
             pulled = f" (and the signal's pull on {trained})" if trained and self.beta else ""
             lines += [
                 "  |mean residual| is to stay within allowed = critical × ± error + bias,",
@@ -290,14 +229,14 @@ def agreement(
         raise ValueError(f"level: expected 0.001 <= level < 1, got {level}")
     if until is not None and not until > 0:
         raise ValueError(f"until: expected a time > 0, got {until}")
-    dim, finite_loss = _check_pair(theory, simulation)
+    dim = check_pair(theory, simulation)
     time = np.asarray(theory.time)
     names = ("m", "r", *theory.activation.trained, "risk")
-    values = {name: (_values(theory, name), _values(simulation, name)) for name in names}
+    values = {name: (values_of(theory, name), values_of(simulation, name)) for name in names}
     if simulation.loss is not None:
         values["loss"] = (values["risk"][0], np.asarray(simulation.loss).reshape(values["risk"][0].shape))
 
-    kept = _successful(theory) & _successful(simulation)
+    kept = successful(theory) & successful(simulation)
     for pair in values.values():
         for side in pair:
             kept &= np.all(np.isfinite(side.reshape(len(kept), -1)), axis=1)
@@ -316,18 +255,9 @@ def agreement(
     if not np.any(judged):
         reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
 
-    second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
-    signal = float(theory.task.snr) * float(second.sum()) / dim
-    beta = int(theory.task.length) / dim + signal if finite_loss else 0.0
-    spread = sum((_spread(values[name]) for name in ("m", *theory.activation.trained)), np.zeros(len(time)))
-    biases = _biases({name: predicted for name, (predicted, _) in values.items()}, beta, spread)
-    if "loss" in values and finite_loss:
-        biases["loss"] += signal * np.abs(values["loss"][0]).sum(axis=0) / max(count, 1)
-    for name in theory.activation.trained if finite_loss else ():
-        rate = float(dict(simulation.settings).get(_RATES[name], 1.0))
-        biases[name] += signal * _pull(name, values[name][0], theory, rate)
+    biases, beta = allowances(values, theory, simulation)
     share = level / len(values)
-    residuals = tuple(_residual(name, *pair, biases[name], judged, share) for name, pair in values.items())
+    residuals = tuple(residual_of(name, *pair, biases[name], judged, share) for name, pair in values.items())
     agrees = None if reasons else all(r.within for r in residuals)
     if agrees is False:
         reasons = [_reason(r, time) for r in residuals if not r.within]
@@ -372,74 +302,6 @@ def _reason(residual: Residual, time: np.ndarray) -> str:
     )
 
 
-def _values(trajectory: Trajectory, name: str) -> np.ndarray:
-    """(R, T, ...) values of a quantity, with a replica axis of one for a single run."""
-    owner = trajectory if name == "risk" else trajectory.activation if name in _RATES else trajectory.order
-    value = np.asarray(getattr(owner, name), dtype=np.float64)
-    return value if trajectory.replicas is not None else value[None]
-
-
-def _successful(trajectory: Trajectory) -> np.ndarray:
-    return np.atleast_1d(np.asarray(trajectory.result) == Result.successful)
-
-
-def _check_pair(theory: Trajectory, simulation: Trajectory) -> tuple[int, bool]:
-    """D, and whether the simulation's loss is the finite-D one; an error if the two do not belong together."""
-    t, s = np.asarray(theory.time), np.asarray(simulation.time)
-    if t.shape != s.shape:
-        raise ValueError(f"time: expected grids of the same length, got {len(t)} (theory) and {len(s)} (simulation)")
-    apart = np.abs(t - s) > 1e-9 * max(1.0, float(t[-1]))
-    if np.any(apart):
-        k = int(np.argmax(apart))
-        raise ValueError(f"time: expected the same clock, record {k} is at {t[k]!r} (theory), {s[k]!r} (simulation)")
-    if t[0] != 0:
-        raise ValueError(f"time: expected a first record at 0, where the starts are compared, got {t[0]!r}")
-    ours, theirs = theory.configuration(), simulation.configuration()
-    for field in ("length", "snr", "prior", "activation"):
-        if ours[field] != theirs[field]:
-            raise ValueError(f"{field}: expected the same, got {ours[field]} (theory), {theirs[field]} (simulation)")
-    if theory.replicas != simulation.replicas:
-        raise ValueError(
-            f"replicas: expected each replica against the theory from its own start, got {theory.replicas} (theory) "
-            f"and {simulation.replicas} (simulation)"
-        )
-    if theory.order.m.shape != simulation.order.m.shape:
-        raise ValueError(
-            f"order: expected the same heads and features, got m of shape {theory.order.m.shape} (theory), "
-            f"{simulation.order.m.shape} (simulation)"
-        )
-    trained = theory.activation.trained
-    for name in trained:
-        if name not in _RATES:
-            raise ValueError(f"activation: expected {' and '.join(_RATES)} at most to be trained, got {name}")
-        if _values(theory, name).shape != _values(simulation, name).shape:
-            raise ValueError(
-                f"activation: expected records of {name} of one shape, got {_values(theory, name).shape} (theory), "
-                f"{_values(simulation, name).shape} (simulation)"
-            )
-        rate, other = (dict(side.settings).get(_RATES[name], 1.0) for side in (theory, simulation))
-        if rate != other:
-            raise ValueError(f"{_RATES[name]}: expected the same, got {rate} (theory), {other} (simulation)")
-    for name in ("m", "r", *trained):
-        start, other = _values(theory, name)[:, 0], _values(simulation, name)[:, 0]
-        far = np.abs(start - other) > 1e-6 * max(1.0, float(np.nanmax(np.abs(other))))
-        if np.any(far):
-            raise ValueError(
-                f"order: expected each replica's theory to start from that replica's own order parameters, "
-                f"{name} at τ = 0 differs by {np.max(np.abs(start - other)):.3g} in replica {np.argwhere(far)[0][0]}"
-            )
-    settings = dict(simulation.settings)
-    missing = [key for key in ("dim", "learning_rate", "batch", "loss") if key not in settings]
-    if missing:
-        raise ValueError(f"simulation: expected a run of `train`, its settings lack {', '.join(missing)}")
-    step, own = dict(theory.settings).get("step_size"), settings["learning_rate"] / settings["batch"]
-    if step is None:
-        raise ValueError("theory: expected a result of `gradient_flow`, its settings lack step_size")
-    if step != 0 and abs(step - own) > 1e-12 * own:
-        raise ValueError(f"step_size: expected the simulation's learning_rate/batch = {own!r}, or 0, got {step!r}")
-    return int(settings["dim"]), settings["loss"] == "finite"
-
-
 def _onset(m: Float[np.ndarray, "R T H F"], theory: Trajectory) -> int | None:
     """Index of the first record at which any replica's theory has split along a feature; None if none."""
     full = np.sqrt(float(theory.task.snr) * np.clip(np.asarray(theory.task.prior.variance()), 0, None))
@@ -448,115 +310,3 @@ def _onset(m: Float[np.ndarray, "R T H F"], theory: Trajectory) -> int | None:
     split = (full > 0) & (amplitude > np.maximum(SPLIT_FRACTION * full, SPLIT_GROWTH * start))
     when = np.flatnonzero(np.any(split, axis=(0, 2)))
     return int(when[0]) if len(when) else None
-
-
-def _spread(pair: tuple[np.ndarray, np.ndarray]) -> Float[np.ndarray, " T"]:
-    """Variance of the residuals over replicas, mean over heads (if there are), summed over features (if there are)."""
-    residual = pair[1] - pair[0]
-    if len(residual) < 2:
-        return np.zeros(residual.shape[1])
-    variance = np.var(residual, axis=0, ddof=1)
-    variance = variance.reshape(*variance.shape[:2], -1) if variance.ndim > 1 else variance[:, None, None]
-    return variance.mean(axis=1).sum(axis=-1)
-
-
-def _pull(name: str, predicted: np.ndarray, theory: Trajectory, rate: float) -> np.ndarray:
-    """What the length of the signal moves a bias or scale by, per ν E‖θ‖²/D (docs/model.md §8), mean over replicas."""
-    if name == "scale":
-        return np.abs(predicted).sum(axis=0) / max(len(predicted), 1)
-    own = theory.order.heads if predicted.ndim > 2 else 1
-    joint = isinstance(theory.activation, BayesSoftmax)
-    share = np.full(predicted.shape, 1 - 1 / own) if joint else 1 / (1 + int(theory.task.length) * np.exp(-predicted))
-    slope = rate * share.sum(axis=0) / max(len(share), 1) / (2 * own)
-    steps = np.diff(np.asarray(theory.time)).reshape(-1, *(1,) * (slope.ndim - 1)) * (slope[1:] + slope[:-1]) / 2
-    return np.concatenate([np.zeros((1, *slope.shape[1:])), np.cumsum(steps, axis=0)])
-
-
-def _groups(name: str, shape: tuple[int, ...]) -> tuple[Int[np.ndarray, " C"], Int[np.ndarray, " K"]]:
-    """Numbers of the components, equal where they play the same part, and which to count (r only once each).
-
-    The parts of heads that start from unequal biases may differ: pooling them is less sharp, and as well calibrated.
-    """
-    if name == "m":
-        groups, counted = np.broadcast_to(np.arange(shape[1]), shape), np.ones(shape, dtype=bool)
-    elif name == "r":
-        groups, counted = 1 - np.eye(shape[0], dtype=int), np.triu(np.ones(shape, dtype=bool))
-    else:
-        groups, counted = np.zeros(shape, dtype=int), np.ones(shape, dtype=bool)
-    return groups.reshape(-1), np.flatnonzero(counted)
-
-
-def _pooled(values: np.ndarray, groups: np.ndarray, reduce: Any) -> np.ndarray:
-    """`reduce` over each group of components (last axis), given back to every one of its members."""
-    out = np.empty_like(values)
-    for group in np.unique(groups):
-        members = groups == group
-        out[..., members] = reduce(values[..., members], axis=-1, keepdims=True)
-    return out
-
-
-def _biases(predicted: dict[str, np.ndarray], beta: float, spread: Float[np.ndarray, " T"]) -> dict[str, np.ndarray]:
-    """β × path + scatter² of every quantity and component, mean over replicas."""
-    m, r, risk = (predicted[name] for name in ("m", "r", "risk"))
-    along = m @ np.swapaxes(m, -1, -2)
-    twofold = {"r": (2 * along, 2 * (r - along)), "risk": (2 * risk,), "loss": (2 * risk,)}
-
-    def path(x: np.ndarray) -> np.ndarray:
-        steps = np.abs(np.diff(x, axis=1)).sum(axis=0) / max(len(x), 1)
-        return np.concatenate([np.zeros((1, *x.shape[2:])), np.cumsum(steps, axis=0)])
-
-    return {
-        name: beta * sum(path(part) for part in twofold.get(name, (x,))) + spread.reshape(-1, *(1,) * (x.ndim - 2))
-        for name, x in predicted.items()
-    }
-
-
-def _residual(
-    name: str,
-    predicted: Float[np.ndarray, "R T ..."],
-    seen: Float[np.ndarray, "R T ..."],
-    bias: Float[np.ndarray, "T ..."],
-    judged: Bool[np.ndarray, " T"],
-    level: float,
-) -> Residual:
-    count, steps, *shape = predicted.shape
-    groups, columns = _groups(name, tuple(shape))
-    d = (seen - predicted).reshape(count, steps, groups.size)
-    bias = _pooled(bias.reshape(steps, -1), groups, np.max)
-    mean = scatter = error = np.full(d.shape[1:], np.nan)
-    critical = float("nan")
-    if count:
-        mean, scatter = d.mean(axis=0), np.sqrt(np.mean(d**2, axis=0))
-    if count >= 2:
-        error = np.sqrt(_pooled(np.var(d, axis=0, ddof=1), groups, np.mean) / count)
-    if count >= 2 and np.any(judged):
-        shifted = d - np.clip(mean, -bias, bias)  # the nearest residuals that the allowance explains
-        critical = _critical_value(shifted[:, judged][:, :, columns], groups[columns], level)
-    way = np.zeros(d.shape[1:])
-    if count:
-        moves = np.abs(np.diff(predicted.mean(axis=0).reshape(steps, -1), axis=0))
-        way[1:] = np.cumsum(moves, axis=0)
-    dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ("head",) * len(shape))
-    mean, error, scatter, bias, way = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias, way))
-    return Residual(name, dims, mean, error, scatter, bias, way, critical, judged)
-
-
-def _critical_value(residuals: Float[np.ndarray, "R T C"], groups: Int[np.ndarray, " C"], level: float) -> float:
-    """The (1 − level) quantile of max |mean|/error over rotations of the replicas."""
-    directions = _directions(len(residuals))
-    largest = np.zeros(ROTATIONS)
-    for group in np.unique(groups):
-        for y in np.moveaxis(residuals[:, :, groups == group], 1, 0):  # one time at a time: little memory
-            square = (directions @ y) ** 2
-            variance = (np.sum(y**2, axis=0).mean() - square.mean(axis=1)).clip(0) / (len(y) - 1)
-            ratio = np.divide(square.max(axis=1), variance, out=np.zeros(ROTATIONS), where=variance > 0)
-            np.maximum(largest, ratio, out=largest)
-    rank = int(level * (ROTATIONS + 1))  # of the largest, counting the observed direction itself
-    return float(np.sqrt(np.partition(largest, -rank)[-rank]))
-
-
-@functools.cache
-def _directions(replicas: int) -> Float[np.ndarray, "K R"]:
-    """Uniform directions, always the same ones, so that a verdict can be repeated."""
-    normal = np.random.default_rng(0).standard_normal((ROTATIONS, replicas))
-    return normal / np.linalg.norm(normal, axis=1, keepdims=True)
