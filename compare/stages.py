@@ -15,12 +15,11 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from compare.agreement import SPLIT_FRACTION
 from theory import Trajectory
 from theory._checks import whole
+from theory.passage import SPLIT_FRACTION, first_passage, full_split, head_deviation
 
 SAME_VARIANCE = 1e-9  # relative: features whose variances differ by less have no order to keep
-NO_VARIANCE = 1e-12  # of E θ_f²: less than that is rounding
 FEWEST = 3  # records that a plateau, and points that a fit is read from
 
 
@@ -303,20 +302,19 @@ def stage_times(trajectory: Trajectory, *, threshold: float = SPLIT_FRACTION) ->
         raise ValueError(f"trajectory: expected m of shape (T, H, F) or (R, T, H, F), got {m.shape}")
     time, prior, snr = np.asarray(trajectory.time), trajectory.task.prior, float(trajectory.task.snr)
     mean, variance = np.asarray(prior.mean()), np.clip(np.asarray(prior.variance()), 0, None)
-    scale = np.sqrt(snr * np.where(variance > NO_VARIANCE * (mean**2 + variance), variance, 0.0))
+    scale = full_split(trajectory.task)
     staged = scale > 0
 
     finite = np.logical_and.accumulate(np.all(np.isfinite(m), axis=(2, 3)), axis=1)
     records = finite.sum(axis=1)
     unit = np.where(staged, scale, 1.0)
     there = finite[:, :, None] & staged
-    amplitude = np.where(there, _spread(np.where(finite[:, :, None, None], m, 0.0)) / unit, np.nan)
+    amplitude = np.where(there, head_deviation(np.where(finite[:, :, None, None], m, 0.0)) / unit, np.nan)
     reached = amplitude >= threshold  # False where NaN
     first = np.where(reached.any(axis=1), reached.argmax(axis=1), len(time))
     stage_time = np.where(staged, np.inf, np.full(first.shape, np.nan))
     for replica, feature in np.argwhere(first < len(time)):
-        k = int(first[replica, feature])
-        stage_time[replica, feature] = _passage(time, amplitude[replica, :, feature], k, threshold)
+        stage_time[replica, feature] = first_passage(time, amplitude[replica, :, feature], threshold)
 
     off = m - np.sqrt(snr) * mean
     with np.errstate(invalid="ignore"):
@@ -467,25 +465,6 @@ def _identity(one: StageTimes) -> dict[str, Any]:
     """What stage times must share to be fitted together."""
     task = {name: one.configuration[name] for name in ("length", "snr", "prior", "activation")}
     return {**task, "heads": one.heads, "threshold": one.threshold}
-
-
-def _spread(m: Float[np.ndarray, "R T H F"]) -> Float[np.ndarray, "R T F"]:
-    """Standard deviation over heads: 0 for equal heads, the same to the last digit under permutations and flips."""
-    m = np.sort(m, axis=2)
-    m = m - (m[:, :, :1] + m[:, :, -1:]) / 2
-    mean = (m.sum(axis=2) + np.ascontiguousarray(m[:, :, ::-1]).sum(axis=2)) / (2 * m.shape[2])
-    return np.sqrt(np.sort((m - mean[:, :, None]) ** 2, axis=2).mean(axis=2))
-
-
-def _passage(time: Float[np.ndarray, " T"], amplitude: Float[np.ndarray, " T"], k: int, threshold: float) -> float:
-    """When the amplitude, below the threshold at record k − 1 and not at k, passes it."""
-    if k == 0 or amplitude[k] == threshold:
-        return float(time[k])
-    before, after = amplitude[k - 1], amplitude[k]
-    if before > 0:  # differences of logarithms: a quotient may overflow
-        before, after, threshold = np.log(before), np.log(after), np.log(threshold)
-    share = (threshold - before) / (after - before)
-    return float(time[k - 1] + np.clip(share, 0, 1) * (time[k] - time[k - 1]))
 
 
 def _excursions(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compare import load, log_dim_slope, save, stage_times
-from compare.agreement import SPLIT_FRACTION
 from theory import MonteCarlo, OrderParameters, SingleLocation, Softmax, Trajectory, discrete, gradient_flow, sign_flips
+from theory.passage import SPLIT_FRACTION
 
 FLIP = sign_flips([0.0], [1.0])
 METHOD = MonteCarlo(2000)  # compiles sooner than the exact engine
