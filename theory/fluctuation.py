@@ -7,6 +7,7 @@ of order D^-1/2, with the covariance S (docs/model.md §15),
     dS/dτ = J S + S Jᵀ + (η/(B D)) Σ,   J = ∂f/∂x.
 """
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,7 @@ from theory.task import SingleLocation
 from theory.trajectory import Result, Trajectory
 
 _SUBSTEPS = 8  # between two records, for the covariance equation
+_CORRECTOR_POINTS = 1024  # of the points, for the corrector's part of J
 _TOGETHER = 8  # replicas side by side
 
 
@@ -47,22 +49,31 @@ class Fluctuations(eqx.Module):
         covariance: (..., T, N, N) S.
         rates: (..., T, N, N) J, whose eigenvalues are the local growth rates.
         noise: (..., T, N, N) Σ of one sample.
+        propagators: (..., T−1, N, N) what a deviation at a record has become at the next one, but for new noise.
         error: relative error of the standard deviations from the spacing of the records (largest change when every
             second one is left out, over the largest deviation of that coordinate).
         heads, features: H, F.
         trained: (name, size) of the trained leaves.
         dim: D.
+        step_size: η/B.
     """
 
     time: Float[np.ndarray, " T"]
     covariance: Float[np.ndarray, "*batch T N N"]
     rates: Float[np.ndarray, "*batch T N N"]
     noise: Float[np.ndarray, "*batch T N N"]
+    propagators: Float[np.ndarray, "*batch U N N"]
     error: float
     heads: int = eqx.field(static=True)
     features: int = eqx.field(static=True)
     trained: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
     dim: int = eqx.field(static=True)
+    step_size: float = eqx.field(static=True)
+
+    @property
+    def replicas(self) -> int | None:
+        """Number of paths, None for a single one."""
+        return None if self.covariance.ndim == 3 else self.covariance.shape[0]
 
     def _deviation(self) -> Float[np.ndarray, "*batch T N"]:
         return np.sqrt(np.clip(np.diagonal(self.covariance, axis1=-2, axis2=-1), 0, None))
@@ -70,26 +81,44 @@ class Fluctuations(eqx.Module):
     @property
     def m(self) -> Float[np.ndarray, "*batch T H F"]:
         """Standard deviation of m."""
-        start = sum(int(np.prod(shape)) for _, shape in self.trained)
-        values = self._deviation()[..., start : start + self.heads * self.features]
+        values = self._deviation()[..., self.columns("m")]
         return values.reshape(*values.shape[:-1], self.heads, self.features)
 
     @property
     def r(self) -> Float[np.ndarray, "*batch T H H"]:
         """Standard deviation of r."""
-        upper = self._deviation()[..., -self.heads * (self.heads + 1) // 2 :]
-        return _square(upper, self.heads)
+        return _square(self._deviation()[..., self.columns("r")], self.heads)
 
     def leaf(self, name: str) -> Float[np.ndarray, "..."]:
         """Standard deviation of a trained leaf."""
-        start = 0
         for own, shape in self.trained:
-            size = int(np.prod(shape))
             if own == name:
-                values = self._deviation()[..., start : start + size]
+                values = self._deviation()[..., self.columns(name)]
                 return values.reshape(*values.shape[:-1], *shape)
-            start += size
         raise KeyError(f"{name}: expected one of {', '.join(own for own, _ in self.trained) or 'none'}")
+
+    def columns(self, name: str) -> slice:
+        """Where m, r (its upper triangle, row by row) or a trained leaf lies among the flat coordinates."""
+        start, last = 0, {"m": self.heads * self.features, "r": self.heads * (self.heads + 1) // 2}
+        for own, size in {**{own: int(np.prod(shape)) for own, shape in self.trained}, **last}.items():
+            if own == name:
+                return slice(start, start + size)
+            start += size
+        raise KeyError(f"{name}: expected m, r or a trained leaf")
+
+    def draw(self, count: int, *, seed: int = 0) -> Float[np.ndarray, "*batch count T N"]:
+        """Deviations of `count` runs from the Gaussian law of the whole path, correlated in time as the theory says."""
+        rng, size = np.random.default_rng(seed), self.covariance.shape[-1]
+        lead = self.covariance.shape[:-3]
+        steps = np.swapaxes(self.propagators, -1, -2)
+        fresh = self.covariance[..., 1:, :, :] - self.propagators @ self.covariance[..., :-1, :, :] @ steps
+        factors = np.swapaxes(_factor(np.concatenate([self.covariance[..., :1, :, :], fresh], axis=-3)), -1, -2)
+        out = np.empty((*lead, count, len(self.time), size))
+        for t in range(len(self.time)):
+            out[..., t, :] = rng.standard_normal((*lead, count, size)) @ factors[..., t, :, :]
+            if t:
+                out[..., t, :] += out[..., t - 1, :] @ steps[..., t - 1, :, :]
+        return out
 
     def to_xarray(self) -> xr.Dataset:
         """`m_deviation`, `r_deviation` and those of trained leaves, with dimensions (replica,) time, head, …"""
@@ -130,8 +159,9 @@ def fluctuations(
         variance: None compares each run with the flow from its own start, S(0) = 0. A number r_0 compares
             an ensemble of starts k_h ~ N(0, r_0 I) with this one flow: Var m = r_0/D, Var r_hh = 2r_0²/D,
             Var r_hh' = r_0²/D.
-        points: Sobol points per mixture component for Σ and the corrector, of which Σ errs by about 1 %.
-        method: of the drift; the exact engine to 1e-5 unless given.
+        points: Sobol points per mixture component for Σ, which errs by about 1 % (and for the corrector's part of J at
+            most 1024 of them).
+        method: of the drift; the exact engine to 1e-4 unless given.
 
     Example:
         >>> import theory as th
@@ -156,7 +186,7 @@ def fluctuations(
     lead = flow.risk.shape[:-1]
     each = flat(states, len(lead) + 1)
     if method is None:
-        method = fit(Quadrature(1e-5), flow.task, rest, each)
+        method = fit(Quadrature(1e-4), flow.task, rest, each)
     heads, features = flow.order.heads, flow.order.features
     standard = jnp.asarray(normal_points(points, int(flow.task.length), heads + features, seed=0))
     numbers = {name: jnp.asarray(settings[name]) for name in ("step_size", "bias_rate", "scale_rate")}
@@ -168,18 +198,17 @@ def fluctuations(
         start = _start_covariance(float(positive("variance", variance, 0)), heads, features, size) / dim
     rates, noise = (x.reshape(-1, flow.time.shape[0], size, size) for x in (rates, noise))
     time, scale = np.asarray(flow.time), settings["step_size"] / dim
-    paths = [_integrated(time, *pair, scale, start) for pair in zip(rates, noise, strict=True)]
+    paths, steps = (np.stack(x) for x in zip(*map(partial(_integrated, time, scale, start), rates, noise), strict=True))
     kept = np.r_[np.arange(0, len(time) - 1, 2), len(time) - 1]
-    coarse = [_integrated(time[kept], *pair, scale, start) for pair in zip(rates[:, kept], noise[:, kept], strict=True)]
-    deviations = [
-        np.sqrt(np.clip(np.diagonal(x, axis1=-2, axis2=-1), 0, None)) for x in (np.stack(paths)[:, kept], coarse)
-    ]
+    coarse = [_integrated(time[kept], scale, start, j[kept], s[kept])[0] for j, s in zip(rates, noise, strict=True)]
+    deviations = [np.sqrt(np.clip(np.diagonal(x, axis1=-2, axis2=-1), 0, None)) for x in (paths[:, kept], coarse)]
     largest = np.max(deviations[0], axis=1, keepdims=True)
     error = np.max(np.abs(deviations[0] - deviations[1]) / np.where(largest > 0, largest, 1.0))
     shape = (*lead, len(time), size, size)
     return Fluctuations(
-        time, np.stack(paths).reshape(shape), rates.reshape(shape), noise.reshape(shape), float(error),
-        heads, features, shapes, dim,
+        time, paths.reshape(shape), rates.reshape(shape), noise.reshape(shape),
+        steps.reshape(*lead, len(time) - 1, size, size), float(error),
+        heads, features, shapes, dim, float(settings["step_size"]),
     )  # fmt: skip
 
 
@@ -353,7 +382,7 @@ def _along(
     task: SingleLocation, rest: Activation, states: State, numbers: dict[str, Array], points: Array, method: Method
 ) -> tuple[Float[Array, "T N N"], Float[Array, "T N N"]]:
     """J and Σ at each state."""
-    corrector = points[:, : states[1].heads]
+    corrector = points[:, : states[1].heads, :_CORRECTOR_POINTS]
 
     def one(state: State) -> tuple[Array, Array]:
         def field(x: Array) -> Array:
@@ -362,7 +391,7 @@ def _along(
             return _flat(drift(task, activation, order, **numbers, method=method, points=corrector))
 
         x = _flat(state)
-        jacobian = jax.lax.map(lambda direction: jax.jvp(field, (x,), (direction,))[1], jnp.eye(x.size)).T
+        jacobian = jax.jacfwd(field)(x)
         samples, weights = increments(task, rest, state, numbers, points)
         weight = weights[:, None] / samples.shape[1]
         mean = jnp.einsum("cn,cnp->p", jnp.broadcast_to(weight, samples.shape[:2]), samples)
@@ -421,22 +450,29 @@ def _specialized_method(task: SingleLocation, activation: Activation, starts: Or
 
 
 def _integrated(
-    time: np.ndarray, rates: np.ndarray, noise: np.ndarray, scale: float, start: np.ndarray
-) -> Float[np.ndarray, "T N N"]:
-    """S at every record: exponential midpoint steps between records, with J and Σ interpolated by splines."""
+    time: np.ndarray, scale: float, start: np.ndarray, rates: np.ndarray, noise: np.ndarray
+) -> tuple[Float[np.ndarray, "T N N"], Float[np.ndarray, "U N N"]]:
+    """S at the records and propagators between them: exponential midpoint steps, J and Σ interpolated by splines."""
     fine = np.concatenate([*(np.linspace(a, b, _SUBSTEPS, endpoint=False) for a, b in pairwise(time)), time[-1:]])
     middle, widths = (fine[1:] + fine[:-1]) / 2, np.diff(fine)
     mid_rates, mid_noise = CubicSpline(time, rates)(middle), CubicSpline(time, noise)(middle)
-    covariance, found = start, [start]
+    covariance, steps = [start], []
     for index, (width, jacobian, sigma) in enumerate(zip(widths, mid_rates, mid_noise, strict=True)):
         half = expm(jacobian * width / 2)
         whole_step = half @ half
         # Simpson's rule for ∫ e^{J(h−s)} Σ e^{Jᵀ(h−s)} ds
         fed = (sigma + 4 * half @ sigma @ half.T + whole_step @ sigma @ whole_step.T) * width / 6
-        covariance = whole_step @ covariance @ whole_step.T + scale * fed
-        if (index + 1) % _SUBSTEPS == 0:
-            found.append(covariance)
-    return np.stack(found)
+        begins = index % _SUBSTEPS == 0
+        grown = whole_step @ covariance[-1] @ whole_step.T + scale * fed
+        steps = [*steps, whole_step] if begins else [*steps[:-1], whole_step @ steps[-1]]
+        covariance = [*covariance, grown] if begins else [*covariance[:-1], grown]
+    return np.stack(covariance), np.stack(steps)
+
+
+def _factor(covariance: Float[np.ndarray, "*batch N N"]) -> Float[np.ndarray, "*batch N N"]:
+    """A with A Aᵀ = covariance, negative eigenvalues (of rounding and interpolation) to 0."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]
 
 
 def _start_covariance(variance: float, heads: int, features: int, size: int) -> Float[np.ndarray, "N N"]:
