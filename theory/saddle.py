@@ -362,7 +362,7 @@ def _fitted(method: Method | None, task: SingleLocation, rest: Activation, state
 def _derivatives(
     task: SingleLocation, rest: Activation, state: State, method: Method
 ) -> tuple[Array, Array, Array, Array]:
-    """Risk, gradient and Hessian in the flat (trained leaves, m), r_⊥ fixed; the Hessian along an orthogonal direction."""
+    """Risk, gradient and Hessian in the flat (trained leaves, m) at fixed r_⊥; that along an orthogonal direction."""
     order = state[1]
     flat, back = ravel_pytree((state[0], order.m))
 

@@ -153,7 +153,7 @@ class StagePrediction(eqx.Module):
         heads = self.stages[0].point.order.heads
         lines = [
             f"Staircase of {type(self.stages[0].point.activation).__name__} with {heads} heads",
-            f"  {'saddle':>6}{'groups':>8}{'risk':>11}{'splits along':>14}{'rate κ':>11}{'number':>7}{'1/(2κ)':>8} sides",
+            f"  {'saddle':>6}{'groups':>8}{'risk':>11}{'splits along':>14}{'rate κ':>11}{'times':>7}{'1/(2κ)':>8}",
         ]
         for i, stage in enumerate(self.stages):
             groups = len(set(stage.point.groups))
