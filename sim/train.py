@@ -100,7 +100,7 @@ def train(
     if block is None:
         block = max(1, BLOCK_NORMALS // (replicas * options.batch * task.length * dim))
 
-    rates = {"keys": jnp.asarray(options.learning_rate), **options.rates(dim)}
+    rates = {"keys": jnp.asarray(options.learning_rate, jnp.float64), **options.rates(dim)}
     params, rest = eqx.partition(layer, trained_leaves(layer, rates))
     keys = options.keys(layer.replicas)
     if layer.replicas is None:
@@ -166,7 +166,8 @@ class Options(NamedTuple):
     def rates(self, dim: int) -> dict[str, Array]:
         """Steps of biases and scales: order parameters, they move on the clock τ, by κ η/D a step."""
         step = self.learning_rate / dim
-        return {"bias": jnp.asarray(self.bias_rate * step), "scale": jnp.asarray(self.scale_rate * step)}
+        rates = {"bias": self.bias_rate * step, "scale": self.scale_rate * step}
+        return {name: jnp.asarray(rate, jnp.float64) for name, rate in rates.items()}
 
     def keys(self, replicas: int | None) -> Key[Array, " R"]:
         """The key of each replica: the key itself for a single run."""
