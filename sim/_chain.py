@@ -4,8 +4,8 @@ Each head is F coordinates m along the spikes and H coordinates W along an ortho
 all in units of √D, so that r = m mᵀ + W Wᵀ. Tokens are drawn on these F + H coordinates. Of their remaining part, the
 matrix N (L × n) of standard normals with n = D − F − H, only what a step depends on is drawn:
 
-- The finite loss of a sample sees N through N Nᵀμ, μ = a − δ_ε. With e = μ/|μ|, Nᵀe = |Nᵀe| ν has independent normal
-  entries, and so has what the tokens orthogonal to e have along ν, a vector w. Given both, the rest of N is normal.
+- The finite loss of a sample sees N through N Nᵀμ, μ = a − δ_ε. With e = μ/|μ|, Nᵀe = |Nᵀe| q has independent normal
+  entries, and so has what the tokens orthogonal to e have along q, a vector w. Given both, the rest of N is normal.
 - The samples of a batch turn the keys in directions of their own. An H × H factor P of their common update is carried
   along; of each sample, Nᵀe and the rest of N are drawn on the H directions of P, on the new direction that Nᵀe adds,
   and beyond these, where only its Gram matrix matters, as a Wishart matrix.
@@ -180,7 +180,7 @@ class _Rest(NamedTuple):
 
     across: Float[Array, "L B R"]  # w, before its part along e is taken out
     frame: Float[Array, "J B R"]  # Nᵀe on the directions of P and its own
-    noise: Float[Array, "H J B R"]  # what is orthogonal to e, on these directions, before that along ν is taken out
+    noise: Float[Array, "H J B R"]  # what is orthogonal to e, on these directions, before that along q is taken out
     bartlett: Float[Array, "H H B R"]  # and beyond them
 
 
@@ -188,9 +188,9 @@ class _Hidden(NamedTuple):
     """A sample's tokens beyond the followed coordinates, once μ is known."""
 
     direction: Float[Array, "L B R"]  # e
-    along: Float[Array, "L B R"]  # N ν
+    along: Float[Array, "L B R"]  # N q
     gram_times_miss: Float[Array, "L B R"]  # N Nᵀμ
-    frame: Float[Array, "J B R"]  # ν
+    frame: Float[Array, "J B R"]  # q
     noise: Float[Array, "H J B R"]
     bartlett: Float[Array, "H H B R"]
 

@@ -39,8 +39,8 @@ def train_reduced(
 
     A run has the law of `train` from keys with these order parameters, and the same clock τ = η·steps/D, records and
     options, but its cost per sample depends on L, F and H only. The state is float64, draws and gradients per sample
-    are float32; what that does to the law, some 1e-7 of a step, stays far below the scatter of runs; it also is what parts
-    heads that start identical. r − m mᵀ is kept as a product W Wᵀ and so positive semi-definite. Memory grows by
+    are float32: what that does to the law, some 1e-7 of a step, stays far below the scatter of runs (it is also what
+    parts heads that start identical). r − m mᵀ is kept as a product W Wᵀ and so positive semi-definite. Memory grows by
     some 2 kB per replica and sample of a step at L = 10, H = 4. The compiled code is the same for every D, ν, η, prior
     strength, temperature, bias, scale and block length, and a run is the same in blocks of any length.
 
