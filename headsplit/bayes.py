@@ -1,16 +1,13 @@
 """The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from headsplit.stored import STORE, Interrupted, is_complete
+from headsplit.stored import STORE, Line, compute_lines, is_complete
 
 # purposes of randomness, folded into key(seed)
 _AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
@@ -82,7 +79,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
     configuration.check()
     path = folder / STORE
     if not is_complete(folder, asdict(configuration), say=say, unfinished="going on with what is missing"):
-        _compute(configuration, path, progress=progress, say=say)
+        lines = [Line(*job) for job in _jobs(configuration)]
+        compute_lines(lines, path, asdict(configuration), progress=progress, say=say)
     show(path, say=say)
 
 
@@ -100,45 +98,6 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
     say(table(store))
     for written in (path, *save_figure(draw(store), path.parent / FIGURE)):
         say(f"  {written}")
-
-
-def _compute(c: Configuration, path: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
-    """Every line that is not stored yet; the store is written again after each."""
-    from compare import load, save
-    from sim._driver import interruptible
-
-    done = dict(load(path).datasets) if path.exists() else {}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    jobs = [job for job in _jobs(c) if job[0] not in done]
-    bar = tqdm(total=len(jobs), unit=" lines", disable=not progress)
-    # two at a time: most of a line is compilation, which keeps one core busy
-    pool = ThreadPoolExecutor(2)
-    running = {pool.submit(compute): (group, text) for group, text, compute in jobs}
-    waiting, total, stopped = set(running), len(jobs), False
-    with interruptible() as interrupted:
-        while waiting:
-            ended, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in ended:
-                if future.cancelled() or isinstance(future.exception(), KeyboardInterrupt):
-                    interrupted.set()
-                    continue
-                group, text = running[future]
-                done[group] = future.result()
-                left = sum(other not in done for other, _, _ in jobs)
-                save(path, done, asdict(c), status="unfinished" if left else "complete", replace=True)
-                bar.set_description(text, refresh=False)
-                bar.update()
-                if not progress:
-                    say(f"[{total - left}/{total}] {text}")
-            if interrupted.is_set() and not stopped:
-                stopped = True
-                say("interrupted: the lines at work are finished and kept (again: stop at once)")
-                pool.shutdown(wait=False, cancel_futures=True)
-    bar.close()
-    pool.shutdown(wait=False, cancel_futures=True)
-    if stopped:
-        kept = f"{len(done)} lines are kept in {path}, the same command goes on" if done else "nothing is kept yet"
-        raise Interrupted(f"interrupted: {kept}")
 
 
 def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:

@@ -1,8 +1,11 @@
 """Folders of stored results: what lies there is found again, refused, or gone on with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
 
 STORE = "result.zarr"
 
@@ -53,3 +56,82 @@ def is_complete(
     else:
         say(f"{path} holds an unfinished run of this configuration: {unfinished}")
     return complete
+
+
+class Line(NamedTuple):
+    """One Dataset of a result that is computed line by line.
+
+    Attributes:
+        group: its name in the store.
+        text: what it is, for messages.
+        compute: makes it, from the Datasets of `needs`.
+        needs: groups that it is made from.
+    """
+
+    group: str
+    text: str
+    compute: Callable[..., Any]
+    needs: tuple[str, ...] = ()
+
+
+def compute_lines(
+    lines: Sequence[Line],
+    path: Path,
+    configuration: Mapping[str, Any],
+    *,
+    progress: bool,
+    say: Callable[[str], Any],
+) -> None:
+    """Compute every line that is not stored yet; the store is written again after each.
+
+    Two at a time: most of a line is compilation, which keeps one core busy.
+
+    Raises:
+        Interrupted: Ctrl-C; the lines that are finished are kept.
+    """
+    from compare import load, save
+    from sim._driver import interruptible
+
+    done = dict(load(path).datasets) if path.exists() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    queue = [line for line in lines if line.group not in done]
+    total = left = len(queue)
+    running: dict[Future[Any], Line] = {}
+    stopped = False
+    bar = tqdm(total=total, unit=" lines", disable=not progress)
+    pool = ThreadPoolExecutor(2)
+
+    def submit_ready() -> None:
+        for line in [line for line in queue if all(group in done for group in line.needs)]:
+            queue.remove(line)
+            running[pool.submit(line.compute, *(done[group] for group in line.needs))] = line
+
+    try:
+        with interruptible() as interrupted:
+            submit_ready()
+            while running:
+                ended, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    line = running.pop(future)
+                    if future.cancelled() or isinstance(future.exception(), KeyboardInterrupt):
+                        interrupted.set()
+                        continue
+                    done[line.group] = future.result()
+                    left -= 1
+                    save(path, done, configuration, status="unfinished" if left else "complete", replace=True)
+                    bar.set_description(line.text, refresh=False)
+                    bar.update()
+                    if not progress:
+                        say(f"[{total - left}/{total}] {line.text}")
+                if interrupted.is_set() and not stopped:
+                    stopped = True
+                    say("interrupted: the lines at work are finished and kept (again: stop at once)")
+                    pool.shutdown(wait=False, cancel_futures=True)
+                if not stopped:
+                    submit_ready()
+    finally:
+        bar.close()
+        pool.shutdown(wait=False, cancel_futures=True)
+    if stopped:
+        kept = f"{len(done)} lines are kept in {path}, the same command goes on" if done else "nothing is kept yet"
+        raise Interrupted(f"interrupted: {kept}")
