@@ -1,11 +1,14 @@
 """Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results."""
 
+from compare._bands import Band as Band
+from compare._residual import Residual as Residual
 from compare.agreement import Agreement as Agreement
-from compare.agreement import Residual as Residual
 from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.shift import TimeShift as TimeShift
+from compare.shift import time_shift as time_shift
 from compare.stages import StageSlope as StageSlope
 from compare.stages import StageTimes as StageTimes
 from compare.stages import log_dim_slope as log_dim_slope

@@ -9,8 +9,8 @@ from theory import BayesSoftmax, Trajectory
 
 def allowances(
     values: dict[str, tuple[np.ndarray, np.ndarray]], theory: Trajectory, simulation: Trajectory
-) -> tuple[dict[str, np.ndarray], float]:
-    """(T, ...) allowance of every quantity of `values` (theory, simulation), before pooling; and β."""
+) -> tuple[dict[str, np.ndarray], float, Float[np.ndarray, " T"]]:
+    """(T, ...) allowance of every quantity of `values` (theory, simulation), before pooling; β; and scatter²."""
     settings, trained, count = dict(simulation.settings), theory.activation.trained, len(values["m"][0])
     dim, finite_loss = int(settings["dim"]), settings["loss"] == "finite"
     second = np.asarray(theory.task.prior.mean()) ** 2 + np.asarray(theory.task.prior.variance())
@@ -22,7 +22,7 @@ def allowances(
         found["loss"] += signal * np.abs(values["loss"][0]).sum(axis=0) / max(count, 1)
     for name in trained if finite_loss else ():
         found[name] += signal * _pull(name, values[name][0], theory, float(settings.get(RATES[name], 1.0)))
-    return found, beta
+    return found, beta, spread
 
 
 def _biases(predicted: dict[str, np.ndarray], beta: float, spread: Float[np.ndarray, " T"]) -> dict[str, np.ndarray]:

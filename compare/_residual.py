@@ -21,6 +21,7 @@ class Residual(eqx.Module):
         scatter: (T, ...) root mean square residual of single replicas.
         bias: (T, ...) the bias allowance.
         way: (T, ...) ∫ |dx̄/dτ| dτ, how far the theory's mean over replicas has gone.
+        each: (R, T, ...) residuals of single replicas.
         critical: critical value on |mean|/error; NaN without a verdict.
         judged: (T,) whether the verdict covers this time.
     """
@@ -32,6 +33,7 @@ class Residual(eqx.Module):
     scatter: Float[np.ndarray, "T ..."]
     bias: Float[np.ndarray, "T ..."]
     way: Float[np.ndarray, "T ..."]
+    each: Float[np.ndarray, "R T ..."]
     critical: float
     judged: Bool[np.ndarray, " T"]
 
@@ -99,7 +101,7 @@ def residual_of(
         way[1:] = np.cumsum(moves, axis=0)
     dims = {"m": ("head", "feature"), "r": ("head", "head_")}.get(name, ("head",) * len(shape))
     mean, error, scatter, bias, way = (part.reshape(steps, *shape) for part in (mean, error, scatter, bias, way))
-    return Residual(name, dims, mean, error, scatter, bias, way, critical, judged)
+    return Residual(name, dims, mean, error, scatter, bias, way, seen - predicted, critical, judged)
 
 
 def _groups(name: str, shape: tuple[int, ...]) -> tuple[Int[np.ndarray, " C"], Int[np.ndarray, " K"]]:

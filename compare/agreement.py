@@ -52,18 +52,26 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
+from compare._bands import COVERED, Band, bands_of, check_bands, kept_paths
 from compare._bias import allowances
 from compare._pair import RATES, check_pair, successful, values_of
-from compare._residual import Residual as Residual
-from compare._residual import residual_of
-from theory import Trajectory
+from compare._residual import Residual, residual_of
+from compare.shift import TimeShift, pooled_shift, time_shift
+from theory import Fluctuations, Trajectory
+from theory.passage import SPLIT_FRACTION, full_split, head_deviation
 
 WEAKEST = 0.5  # a verdict that would not notice a drift wrong by half is none
 FEWEST = 3  # records that must be judged
-SPLIT_FRACTION = 0.25  # of √(ν Var θ_f), the spread of heads that have split fully along feature f
-SPLIT_GROWTH = 3.0  # and of its start, for features whose full split is not far above the initial scatter
+SPLIT_GROWTH = 3.0  # of the scatter at the start, for features whose full split is not far above it
+
+
+_TEXT_OF_BANDS = [
+    "  bands: predicted Gaussian law of single replicas, before the first split. They do not include the O(1/D) bias",
+    "  of the mean, which is taken out before the coverage is judged. Allowed are the noise of the replicas (a test)",
+    "  and the O(1/D) error of the widths (an accuracy), 2 % at most unless the noise alone is more",
+]
 
 
 class Agreement(eqx.Module):
@@ -74,6 +82,11 @@ class Agreement(eqx.Module):
         reasons: which quantity, when, observed and allowed; or why there is no verdict.
         time: (T,) clock τ.
         residuals: one `Residual` per quantity.
+        bands: one `Band` for m, r and each trained bias or scale; empty without predicted bands.
+        shifts: one `TimeShift` per quantity, over all records with τ > 0.
+        time_shift: δ of m, r and what is trained together.
+        time_shift_error: its standard error.
+        index: (R,) numbers of the replicas used.
         until: the verdict covers 0 < τ ≤ until.
         onset: record at which the theory first predicts a split, NaN if none within the records.
         level: bound on the false-alarm rate.
@@ -88,6 +101,11 @@ class Agreement(eqx.Module):
     reasons: tuple[str, ...] = eqx.field(static=True)
     time: Float[np.ndarray, " T"]
     residuals: tuple[Residual, ...]
+    bands: tuple[Band, ...]
+    shifts: tuple[TimeShift, ...]
+    time_shift: float
+    time_shift_error: float
+    index: Int[np.ndarray, " R"]
     until: float
     onset: float
     level: float
@@ -104,14 +122,27 @@ class Agreement(eqx.Module):
                 return residual
         raise KeyError(f"{name}: expected one of {', '.join(r.name for r in self.residuals)}")
 
+    def band(self, name: str) -> Band:
+        """The band of one quantity."""
+        for band in self.bands:
+            if band.name == name:
+                return band
+        raise KeyError(f"{name}: expected one of {', '.join(b.name for b in self.bands) or 'none'}")
+
+    def shift(self, name: str) -> TimeShift:
+        """The time shift of one quantity."""
+        return self.shifts[[r.name for r in self.residuals].index(self[name].name)]
+
     @property
     def sup_norm(self) -> dict[str, float]:
         """Largest |mean residual| of each quantity over all judged times and components."""
         return {r.name: float(np.max(np.abs(r.mean[r.judged]), initial=0.0)) for r in self.residuals}
 
     def to_xarray(self) -> xr.Dataset:
-        """`m_residual`, `m_error`, `m_scatter`, `m_bias`, `m_allowed`, … against time; the verdict in `attrs`.
+        """`m_residual`, `m_error`, `m_scatter`, `m_bias`, `m_allowed`, `m_remainder`, … against time.
 
+        With bands also `m_deviation`, `m_z`, `m_coverage`. `m_shift` is each replica's time shift. The verdict is in
+        `attrs`.
         Coordinates head and feature count from 0, as arrays do; the printed table counts from 1, as the mathematics.
         """
         text = {
@@ -127,10 +158,24 @@ class Agreement(eqx.Module):
             for (part, meaning), values in zip(text.items(), parts, strict=True):
                 data[f"{r.name}_{part}"] = (("time", *r.dims), values, {"long_name": f"{r.name}: {meaning}"})
             shapes.update(dict(zip(r.dims, r.mean.shape[1:], strict=True)))
+            shift = self.shift(r.name)
+            text_of = {"long_name": f"{r.name}: mean residual less the common time shift"}
+            data[f"{r.name}_remainder"] = (("time", *r.dims), shift.remainder, text_of)
+            text_of = {"long_name": f"{r.name}: time by which the simulation is ahead"}
+            data[f"{r.name}_shift"] = ("replica", shift.each, text_of)
+        for b in self.bands:
+            lead = ("time",) if b.deviation.ndim == len(b.dims) + 1 else ("replica", "time")
+            text_of = {"long_name": f"{b.name}: predicted standard deviation of single replicas"}
+            data[f"{b.name}_deviation"] = ((*lead, *b.dims), b.deviation, text_of)
+            text_of = {"long_name": f"{b.name}: residual / predicted deviation"}
+            data[f"{b.name}_z"] = (("replica", "time", *b.dims), b.z, text_of)
+            text_of = {"long_name": f"{b.name}: coverage of the 95 % band, mean residual taken out"}
+            data[f"{b.name}_coverage"] = ("time", b.by_time, text_of)
         return xr.Dataset(
             data,
             coords={
                 "time": ("time", self.time, {"long_name": "clock τ = η·steps/D"}),
+                "replica": ("replica", self.index),
                 **{dim: np.arange(size) for dim, size in shapes.items()},
             },
             attrs={
@@ -145,6 +190,10 @@ class Agreement(eqx.Module):
                 "critical": json.dumps({r.name: r.critical for r in self.residuals}),
                 "resolution": json.dumps({r.name: r.resolution for r in self.residuals}),
                 "judged": int(np.sum(self.residuals[0].judged)),
+                "time_shift": float(self.time_shift),
+                "time_shift_error": float(self.time_shift_error),
+                "coverage": json.dumps({b.name: [b.coverage, b.coverage_error, b.allowed] for b in self.bands}),
+                "ratio": json.dumps({b.name: [b.ratio, b.ratio_error] for b in self.bands}),
                 "report": str(self),
                 "configuration": json.dumps(self.configuration),
             },
@@ -170,6 +219,7 @@ class Agreement(eqx.Module):
                 f"{'bias':>9}{'allowed':>10}{'visible':>9}{'sup|mean|':>11}{'scatter·√D':>12}"
             )
             lines += [self._row(r) for r in self.residuals]
+            lines += self._band_lines() + self._shift_lines()
         lines += [f"  {reason}" for reason in self.reasons]
         if np.any(judged) and self.replicas >= 2:
             lines += [
@@ -181,6 +231,7 @@ class Agreement(eqx.Module):
             ]
             trained = " and ".join(f"the {r.name}" for r in self.residuals if r.name in RATES)
             pulled = f" (and the signal's pull on {trained})" if trained and self.beta else ""
+            lines += _TEXT_OF_BANDS if self.bands else []
             lines += [
                 "  |mean residual| is to stay within allowed = critical × ± error + bias,",
                 f"  bias = β·path + scatter²{pulled}, β = {self.beta:.3g} ((L + ν E‖θ‖²)/D; 0 for the D → ∞ loss);",
@@ -189,6 +240,36 @@ class Agreement(eqx.Module):
                 "  residuals are paired, so heads and signs need no alignment",
             ]
         return "\n".join(lines)
+
+    def _band_lines(self) -> list[str]:
+        if not self.bands or self.replicas < 2:
+            return []
+        lines = [
+            f"  {'':6}{'in 95 % band ± error':>24}{'mean out ± error':>20}{'allowed':>12}{'measured/predicted':>21}"
+            f"{'widths that pass':>19}"
+        ]
+        for b in self.bands:
+            least, largest = b.unseen
+            widths = f"{least:.2f} … {largest:.2f}" if np.isfinite(b.allowed) else "–"
+            lines.append(
+                f"  {b.name:6}{f'{100 * b.raw:.1f} ± {100 * b.raw_error:.1f} %':>24}"
+                f"{f'{100 * b.coverage:.1f} ± {100 * b.coverage_error:.1f} %':>20}"
+                f"{f'95 ± {100 * b.allowed:.1f} %':>12}{f'{b.ratio:.3f} ± {b.ratio_error:.3f}':>21}{widths:>19}"
+            )
+        return lines
+
+    def _shift_lines(self) -> list[str]:
+        parts = [(r.name, s) for r, s in zip(self.residuals, self.shifts, strict=True) if r.name != "loss"]
+        parts = [(name, s) for name, s in parts if np.isfinite(s.shift) and np.isfinite(s.error)]
+        if not parts:
+            return []
+        shifts = ", ".join(f"{name} {s.shift:+.2g} ± {s.error:.2g}" for name, s in parts)
+        left = ", ".join(f"{name} {s.scatter:.2g} → {s.amplitude:.2g}" for name, s in parts)
+        return [
+            f"  simulation ahead in τ, all records: {shifts}; together {self.time_shift:+.2g} ± "
+            f"{self.time_shift_error:.2g}",
+            f"  scatter of single replicas → without each one's own shift: {left}",
+        ]
 
     def _row(self, r: Residual) -> str:
         scatter = np.sqrt(np.mean(r.scatter[r.judged] ** 2)) * self.dim**0.5
@@ -204,14 +285,21 @@ class Agreement(eqx.Module):
 
 
 def agreement(
-    theory: Trajectory, simulation: Trajectory, *, until: float | None = None, level: float = 0.01
+    theory: Trajectory,
+    simulation: Trajectory,
+    *,
+    bands: Fluctuations | None = None,
+    until: float | None = None,
+    level: float = 0.01,
 ) -> Agreement:
     """Compare a simulation with the theory, replica by replica (this module's text defines every quantity).
 
     Args:
         theory: result of `gradient_flow` from the simulation's own initial order parameters, biases and scales, with
             its rates.
-        simulation: result of `train` recorded at the same times, the first of them τ = 0.
+        simulation: result of `train` or `train_reduced` recorded at the same times, the first of them τ = 0.
+        bands: of `fluctuations`, at the simulation's D and η/B and from starts without variance: along the theory of
+            every replica, or along one path that all of them are close to.
         until: > 0; the verdict covers 0 < τ ≤ until. By default the last record before the first split that the theory
             predicts: the first record at which, in any replica, the heads' standard deviation along a feature with
             Var θ_f > 0 exceeds a quarter of √(ν Var θ_f), its size when the heads have split, and three times its
@@ -222,7 +310,7 @@ def agreement(
         An `Agreement`.
 
     Raises:
-        ValueError: clocks, tasks, activations, rates, shapes, replicas, starts or step sizes that do not belong
+        ValueError: clocks, tasks, activations, rates, shapes, replicas, starts, step sizes or bands that do not belong
             together.
     """
     if not 0.001 <= level < 1:
@@ -230,6 +318,8 @@ def agreement(
     if until is not None and not until > 0:
         raise ValueError(f"until: expected a time > 0, got {until}")
     dim = check_pair(theory, simulation)
+    if bands is not None:
+        check_bands(bands, theory, simulation)
     time = np.asarray(theory.time)
     names = ("m", "r", *theory.activation.trained, "risk")
     values = {name: (values_of(theory, name), values_of(simulation, name)) for name in names}
@@ -255,20 +345,31 @@ def agreement(
     if not np.any(judged):
         reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
 
-    biases, beta = allowances(values, theory, simulation)
-    share = level / len(values)
+    biases, beta, spread = allowances(values, theory, simulation)
+    banded = ("m", "r", *theory.activation.trained) if bands is not None else ()
+    share = level / (len(values) + len(banded))
     residuals = tuple(residual_of(name, *pair, biases[name], judged, share) for name, pair in values.items())
-    agrees = None if reasons else all(r.within for r in residuals)
+    found = {r.name: r for r in residuals}
+    covers: tuple[Band, ...] = ()
+    if bands is not None:
+        each, dims = {name: found[name].each for name in banded}, {name: found[name].dims for name in banded}
+        width = beta + float(np.max(spread[judged], initial=0.0))
+        covers = bands_of(kept_paths(bands, kept), each, dims, judged, share, width)
+    shifts = tuple(time_shift(time, values[r.name][0], r.each, time > 0) for r in residuals)
+    parts = [s for r, s in zip(residuals, shifts, strict=True) if r.name in ("m", "r", *RATES)]
+    delay = pooled_shift([(part, part.error) for part in parts])
+    agrees = None if reasons else all(r.within for r in residuals) and all(b.within for b in covers)
     if agrees is False:
-        reasons = [_reason(r, time) for r in residuals if not r.within]
+        reasons = [_reason(r, time) for r in residuals if not r.within] + [_cover(b) for b in covers if not b.within]
     elif agrees:
         reasons = _too_weak(residuals, int(judged.sum()))
         agrees = None if reasons else True
     step_size = dict(theory.settings)["step_size"]
     configuration = {**simulation.configuration(), "step_size": step_size}
     return Agreement(
-        agrees, tuple(reasons), time, residuals, until, onset, level, count, excluded, dim, beta, configuration
-    )
+        agrees, tuple(reasons), time, residuals, covers, shifts, *delay, np.flatnonzero(kept),
+        until, onset, level, count, excluded, dim, beta, configuration,
+    )  # fmt: skip
 
 
 def _too_weak(residuals: tuple[Residual, ...], judged: int) -> list[str]:
@@ -302,10 +403,17 @@ def _reason(residual: Residual, time: np.ndarray) -> str:
     )
 
 
+def _cover(band: Band) -> str:
+    wide = "wide" if band.coverage > COVERED else "narrow"
+    return (
+        f"{band.name}: {100 * band.coverage:.2f} ± {100 * band.coverage_error:.2f} % of the replicas' residuals lie in "
+        f"the predicted 95 % band, allowed 95 ± {100 * band.allowed:.2f} %: it is too {wide}"
+    )
+
+
 def _onset(m: Float[np.ndarray, "R T H F"], theory: Trajectory) -> int | None:
     """Index of the first record at which any replica's theory has split along a feature; None if none."""
-    full = np.sqrt(float(theory.task.snr) * np.clip(np.asarray(theory.task.prior.variance()), 0, None))
-    amplitude = np.std(m, axis=2)
+    full, amplitude = full_split(theory.task), head_deviation(m)
     start = np.sqrt(np.mean(amplitude[:, 0] ** 2, axis=0)) if len(m) else np.zeros_like(full)
     split = (full > 0) & (amplitude > np.maximum(SPLIT_FRACTION * full, SPLIT_GROWTH * start))
     when = np.flatnonzero(np.any(split, axis=(0, 2)))
