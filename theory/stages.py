@@ -117,7 +117,7 @@ class StagePrediction(eqx.Module):
         with np.errstate(invalid="ignore"):
             return np.where(share == 0, below, below + share * (above - below))
 
-    def cdf(self, times: Float[np.ndarray, "..."], *, feature: int, dim: int | None = None) -> Float[np.ndarray, "..."]:
+    def cdf(self, times: Any, *, feature: int, dim: int | None = None) -> Any:
         """Predicted probability that the stage of `feature` (from 0) comes before each of `times`.
 
         Linear between the ensemble's ranks; its own error is about 1/S.
@@ -233,7 +233,7 @@ def predict_stages(
     step_size: Any = 0.0,
     bias_rate: Any = 1.0,
     scale_rate: Any = 1.0,
-    threshold: float = SPLIT_FRACTION,
+    threshold: Any = SPLIT_FRACTION,
     samples: int = 32,
     until: float | None = None,
     method: Method | None = None,
@@ -421,8 +421,8 @@ def _ensemble(
     normal = ndtri(qmc.Sobol(size, rng=np.random.default_rng(_SOBOL)).random(samples).clip(1e-12, 1 - 1e-12))
     drawn = (normal * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     middle = path.order[k]
-    m = middle.m + jnp.asarray(drawn.reshape(samples, heads, features))
-    order = OrderParameters(m, m @ jnp.swapaxes(m, -1, -2) + middle.r_perp)
+    m = middle.m[None] + jnp.asarray(drawn.reshape(samples, heads, features))
+    order = OrderParameters(m, m @ jnp.swapaxes(m, -1, -2) + middle.r_perp[None])
     trained, rest = path.activation.split()
     own = eqx.combine(jax.tree.map(lambda leaf: leaf[k], trained), rest)
     matched = float(path.time[k])

@@ -1,0 +1,154 @@
+"""The predicted staircase: saddles of the worked case, stage times against flows from random starts and the chain."""
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import theory as th
+from compare import log_dim_slope, stage_times
+from sim import train_reduced
+from theory.passage import first_passage, full_split, head_deviation
+
+PAIR = th.SingleLocation(length=4, snr=4.0, prior=th.sign_flips([0.0], [1.0]))
+STEP_SIZE, VARIANCE = 0.5, 0.1
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return th.predict_stages(
+        PAIR, th.Softmax(), 2, [1000, 100_000], variance=VARIANCE, step_size=STEP_SIZE, samples=16, progress=False
+    )
+
+
+def test_the_pair_has_two_saddles(pair):
+    first, last = pair.stages
+    assert (first.feature, first.multiplicity, first.signs) == (0, 1, (1, -1))
+    np.testing.assert_allclose([first.rate, first.slope], [0.375, 4 / 3], rtol=1e-8)
+    assert last.feature == -1
+    assert last.ending.startswith("stable")
+    assert pair.order == (0,)
+
+
+def test_times_grow_with_log_dim_at_the_path_slope(pair):
+    """Between D and 100 D by log 100 × 1/(2 κ along the path), up to the spacing of the records (1 %)."""
+    medians = pair.quantile(0.5)[:, 0]
+    assert abs(np.diff(medians)[0] / np.log(100) / pair.path_slope.mean() - 1) < 0.01
+    assert np.all(np.abs(pair.path_slope * 2 * 0.375 - 1) < 0.15)  # near the saddle's limit
+    assert pair.band.error < 1e-3
+
+
+def test_quantiles_and_distribution_belong_together(pair):
+    for level in (0.1, 0.5, 0.9):
+        time = pair.quantile(level)[0, 0]
+        np.testing.assert_allclose(pair.cdf(time, feature=0, dim=1000), level, atol=1e-9)
+    assert pair.cdf(np.array([0.0, 1e9]), feature=0).tolist() == [0.0, 1 - 0.5 / 16]
+
+
+def test_prediction_prints_and_converts(pair, tmp_path):
+    assert "0.3750000" in str(pair)
+    pair.to_xarray().to_netcdf(tmp_path / "stages.nc")
+
+
+@pytest.mark.slow
+def test_stage_times_are_distributed_as_predicted():
+    """200 runs of the exact chain (limit loss) at D = 1000; Kolmogorov–Smirnov at 1 %, which is the false-alarm rate.
+
+    Runs that have not split by τ = 40 (0.5 % predicted) are compared conditionally on having split.
+    """
+    dim, end = 1000, 40.0
+    order = th.OrderParameters.initial(jax.random.key(1), heads=2, features=1, dim=dim, variance=VARIANCE, replicas=200)
+    run = train_reduced(
+        PAIR, th.Softmax(), order, dim=dim, learning_rate=2.0, batch=4, time=end, key=jax.random.key(2),
+        record=121, loss="limit", evaluation=2, progress=False,
+    )  # fmt: skip
+    times = stage_times(run).stage_time[:, 0]
+    seen = times[np.isfinite(times)]
+    predicted = th.predict_stages(
+        PAIR, th.Softmax(), 2, dim, variance=VARIANCE, step_size=STEP_SIZE, samples=64, progress=False
+    )
+    level = predicted.cdf(seen, feature=0) / predicted.cdf(np.array(end), feature=0)
+    assert len(seen) >= 195
+    assert stats.kstest(np.clip(level, 0, 1), "uniform").pvalue > 0.01
+    # a prediction late by half of the scatter of log|ξ| would be seen
+    assert stats.kstest(np.clip(predicted.cdf(seen + 1.5, feature=0), 0, 1), "uniform").pvalue < 0.01
+
+
+@pytest.mark.slow
+def test_measured_slopes_are_the_predicted_ones():
+    """Stage times of the chain, D = 10^2.5 … 10^4.5, each on its own start: within 5 % of the path and of 1/(2κ).
+
+    r_0 = 0.01 and η/B = 0.05. The standard error is about 1 %, so a false alarm needs over three of them.
+    """
+    dims, runs = (316, 3162, 31623), []
+    for dim in dims:
+        order = th.OrderParameters.initial(jax.random.key(3), heads=2, features=1, dim=dim, variance=0.01, replicas=40)
+        runs.append(
+            train_reduced(
+                PAIR, th.Softmax(), order, dim=dim, learning_rate=1.0, batch=20, time=45.0, key=jax.random.key(dim),
+                record=181, loss="limit", evaluation=2, progress=False,
+            )
+        )  # fmt: skip
+    fit = log_dim_slope(dims, [stage_times(run) for run in runs], own_start=True, drop_censored=True)
+    path = th.predict_stages(
+        PAIR, th.Softmax(), 2, list(dims), variance=0.01, step_size=0.05, samples=16, progress=False
+    )
+    predicted = np.polyfit(np.log(dims), path.quantile(0.5)[:, 0], 1)[0]
+    assert fit.error[0] / fit.slope[0] < 0.02
+    assert abs(fit.per_log_dim[0] / predicted - 1) < 0.05
+    assert abs(fit.per_log_dim[0] / path.stages[0].slope - 1) < 0.05
+
+
+@pytest.mark.slow
+def test_worked_case_splits_in_order_of_variance():
+    """Four saddles' worth of the worked case: feature 2, then 3, then nothing; risk falls at every one."""
+    task = th.SingleLocation(length=10, snr=1.0, prior=th.sign_flips([2.0, 0.0, 0.0], [0.0, 2.5, 1.5]))
+    stages = th.saddle_path(task, th.Softmax(), 4)
+    assert [stage.feature for stage in stages] == [1, 2, -1]
+    np.testing.assert_allclose(stages[0].rate, 0.06393945, atol=1e-7)
+    assert [len(set(stage.point.groups)) for stage in stages] == [1, 2, 4]
+    risks = [float(stage.point.risk) for stage in stages]
+    assert risks[0] > risks[1] > risks[2]
+    assert risks[2] < 0.376651  # the flow at τ = 400, docs/model.md §9
+    for stage in stages:
+        assert float(stage.point.gradient) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("task", "heads"),
+    [
+        (PAIR, 1),  # one head has nothing to split from
+        (th.SingleLocation(2, 3.0, th.sign_flips([0.0], [1.0])), 2),  # L = 2: no split rate
+        (th.SingleLocation(4, 2.0, th.discrete([[1.0]])), 2),  # Var θ = 0
+    ],
+)
+def test_no_stage_is_a_clear_result(task, heads):
+    found = th.predict_stages(task, th.Softmax(), heads, 1000, progress=False)
+    assert found.order == ()
+    assert not np.isfinite(found.times).any()
+    assert "nothing grows" in str(found) or heads == 1
+
+
+def test_wrong_arguments_are_named():
+    for name, options in (("variance", {"variance": 0}), ("threshold", {"threshold": -1}), ("samples", {"samples": 0})):
+        with pytest.raises(ValueError, match=name):
+            th.predict_stages(PAIR, th.Softmax(), 2, 1000, **options)
+    with pytest.raises(ValueError, match="dim"):
+        th.predict_stages(PAIR, th.Softmax(), 2, 1)
+    with pytest.raises(ValueError, match="heads"):
+        th.saddle_path(PAIR, th.Softmax(), 13)
+
+
+def test_first_passage_is_defined_everywhere():
+    time = np.array([0.0, 1.0, 2.0, 3.0])
+    assert first_passage(time, np.array([0.3, 0.1, 0.1, 0.1]), 0.25) == 0.0  # at the start
+    assert first_passage(time, np.array([0.1, 0.25, 0.2, 0.1]), 0.25) == 1.0  # exactly at the threshold
+    assert first_passage(time, np.array([0.0, 0.0, 0.0, 0.0]), 0.25) == np.inf  # never
+    np.testing.assert_allclose(first_passage(time, np.array([0.1, 0.1, 0.4, 1.0]), 0.2), 1.5)  # log-linear
+    np.testing.assert_allclose(first_passage(time, np.array([0.0, 0.5, 1.0, 1.0]), 0.25), 0.5)  # linear from zero
+
+
+def test_units_of_a_split():
+    task = th.SingleLocation(4, 4.0, th.sign_flips([1.0, 2.0], [0.5, 0.0]))
+    assert full_split(task).tolist() == [1.0, 0.0]
+    np.testing.assert_allclose(head_deviation(np.array([[1.0, 0.2], [-1.0, 0.2]])), [1.0, 0.0])
