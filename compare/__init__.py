@@ -7,6 +7,8 @@ from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.scaling import ResidualScaling as ResidualScaling
+from compare.scaling import residual_scaling as residual_scaling
 from compare.shift import TimeShift as TimeShift
 from compare.shift import time_shift as time_shift
 from compare.stages import StageSlope as StageSlope
