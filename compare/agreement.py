@@ -1,4 +1,4 @@
-"""Whether a simulation agrees with the theory: paired residuals, their errors, and a verdict with a stated level.
+"""Whether a simulation agrees with the theory: paired residuals, errors, bands, and a verdict with a stated level.
 
 Each replica is compared with the theory started from *its own* initial order parameters, so the residual
 d = simulation − theory starts at 0 and is Gaussian of order D^-1/2 as long as the heads have not split. Residuals
@@ -44,6 +44,27 @@ over replicas x̄ (what differs in sign between replicas cancels in the mean res
 been noticed. Where it is `WEAKEST` or more for m or for r, or fewer than `FEWEST` records are judged, residuals within
 the allowance are no agreement: there is no verdict. Beyond the allowance they remain a disagreement. Biases and scales
 may rightly stand still: where one's resolution is that poor the table says so, and the verdict is about the rest.
+
+*Bands.* With predicted bands (`theory.fluctuations`, docs/model.md §15) the scatter is judged too, for m, r and what is
+trained. z is the residual of a single replica over its predicted deviation. The band does not include the O(1/D) bias
+of the mean, which is judged above: so the *coverage* counts residuals less their mean over replicas, within ± 1.96 of
+the deviations that these have if single ones have the predicted (for replica i of variance σ_i²: σ_i² (1 − 2/R) + mean
+of σ²/R). It is pooled over replicas, judged times and components (r_hh' once), its standard error is clustered by
+replica. Coverage of the raw residuals and measured/predicted scatter (rms of z less its mean) are stated beside it. The
+coverage must satisfy
+
+    |coverage − 95 %| ≤ min(noise + granted, max(noise, 2 %)).
+
+`noise` is a test: the (1 − level/N) quantile of |coverage − 95 %| in ensembles of R replicas drawn from the predicted
+Gaussian law of the whole path (more than 64 are scaled from 64), some three standard errors. N counts this test for each
+banded quantity beside the rotation test of each quantity: if the band is right the false-alarm rate of the whole
+verdict is at most `level`. `granted` is an accuracy: the slope of the coverage in the log width, .229, times the
+relative error that the widths may have: β, scatter², the band's grid error and 1 % for its Sobol points. 2 % is the most
+that is accepted unless the replicas' own noise exceeds it; `Band.unseen` says which widths would have passed. Bands
+hold before the first split, like the rest of the verdict.
+
+*Time shift.* After a split, replicas differ mostly by a delay. Each residual is split by least squares into δ dx/dτ and a
+remainder (`compare.shift`), over all records, judged or not. This is stated, not judged.
 """
 
 import json
