@@ -12,6 +12,7 @@ import typer
 
 from headsplit.bayes import Configuration as Plots
 from headsplit.compare import Configuration, run, show
+from headsplit.stages import Configuration as Staircases
 from headsplit.stored import STORE, Interrupted
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw
 app.add_typer(figure_app, name="figure")
 
 RESULTS = Path("results")
-_DEFAULT, _BAYES = Configuration(), Plots()
+_DEFAULT, _BAYES, _STAGES = Configuration(), Plots(), Staircases()
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,6 +38,10 @@ def _show_version(wanted: bool) -> None:
 
 def _listed(values: tuple[float, ...]) -> str:
     return ",".join(f"{value:g}" for value in values)
+
+
+def _listed_whole(values: tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
 
 
 def _numbers(name: str, text: str, kind: type) -> tuple[Any, ...]:
@@ -57,7 +62,8 @@ def _headsplit(
 
     A layer of H softmax attention heads learns to find the one informative among L tokens in D dimensions. As D
     grows, its overlaps m (heads with spikes) and r (heads with heads) follow an ordinary differential equation.
-    `headsplit compare` solves it, trains the layer, and says whether the two agree.
+    `headsplit compare` solves it, trains the layer, and says whether the two agree. `headsplit stages` predicts when
+    heads specialize, and `headsplit bayes` how close the layer comes to the least possible risk.
 
     Units: time is the clock τ = η·steps/D, with the learning rate η of order one; overlaps are per dimension,
     m = k·k*/D and r = k·k'/D; the signal in the informative token is √(ν/D) Σ_f θ_f k*_f in noise of variance one.
@@ -119,6 +125,7 @@ def compare(
     until: Annotated[
         float | None, typer.Option(help="The verdict covers τ up to here [default: the first split predicted].")
     ] = _DEFAULT.until,
+    bands: Annotated[bool, typer.Option(help="Predict the scatter of single runs, and judge it.")] = _DEFAULT.bands,
     seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _DEFAULT.seed,
     out: Annotated[
         Path | None, typer.Option(help="Folder for store and figure [default: results/compare/ and what varies].")
@@ -153,6 +160,7 @@ def compare(
             loss=loss,
             level=level,
             until=until,
+            bands=bands,
             seed=seed,
         )
         folder = out if out is not None else RESULTS / "compare" / configuration.folder()
@@ -223,6 +231,90 @@ def bayes(
             seed=seed,
         )
         run_bayes(configuration, out if out is not None else RESULTS / "bayes", progress=progress, say=typer.echo)
+
+
+@app.command()
+def stages(
+    prior: Annotated[
+        list[str] | None,
+        typer.Option(help="Law of θ, as for `compare`; may be given several times, each with --heads."),
+    ] = None,
+    heads: Annotated[list[int] | None, typer.Option(help="Heads H, one for each prior [default: 2 2].")] = None,
+    activation: Annotated[str, typer.Option(help="Attention activation, as for `compare`.")] = _STAGES.activation,
+    length: Annotated[int, typer.Option(help="Tokens L >= 2 (at L = 2 nothing splits).")] = _STAGES.length,
+    snr: Annotated[float, typer.Option(help="Signal-to-noise ratio ν.")] = _STAGES.snr,
+    dims: Annotated[str, typer.Option(help="D, increasing, with commas.")] = _listed_whole(_STAGES.dims),
+    replicas: Annotated[str, typer.Option(help="Runs at each D, with commas.")] = _listed_whole(_STAGES.replicas),
+    shown: Annotated[int, typer.Option(help="The D whose distribution is drawn.")] = _STAGES.shown,
+    variance: Annotated[float, typer.Option(help="Variance r_0 of the keys at the start.")] = _STAGES.variance,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate η.")] = _STAGES.learning_rate,
+    batch: Annotated[
+        int, typer.Option(help="Fresh samples B per step; η/B is the step size that the prediction knows of.")
+    ] = _STAGES.batch,
+    loss: Annotated[str, typer.Option(help="'limit' or 'finite', as for `compare`.")] = _STAGES.loss,
+    threshold: Annotated[
+        float, typer.Option(help="A feature has split when the spread over heads is at this share of √(ν Var θ).")
+    ] = _STAGES.threshold,
+    samples: Annotated[
+        int, typer.Option(help="Starts of the predicted distribution; its error is about 1/samples.")
+    ] = _STAGES.samples,
+    coverage: Annotated[
+        float, typer.Option(help="Runs end when this share has split along every feature, as predicted.")
+    ] = _STAGES.coverage,
+    records: Annotated[int, typer.Option(help="Records of a run, from which its times are read.")] = _STAGES.records,
+    seed: Annotated[int, typer.Option(help="Seed of starts and data.")] = _STAGES.seed,
+    out: Annotated[Path | None, typer.Option(help="Folder for store and figure [default: results/stages].")] = None,
+    progress: Annotated[bool, typer.Option(help="Progress bars.")] = True,
+) -> None:
+    """When heads specialize: stage times against log D, predicted and measured, with the table of slopes.
+
+    A split of the heads along a feature starts at √(r_0/D) and grows at a rate κ proportional to Var θ, so its time is
+    log D/(2κ) and a constant. Both are predicted, with the distribution over starts and SGD's noise; nothing is fitted.
+    They are measured on replicas of the exact chain of the order parameters (the law of SGD on the layer at any D).
+
+    Prints slopes (as D → ∞, along the path at these D, fitted with their standard error), medians, and
+    a Kolmogorov-Smirnov test for each D; writes a store (result.zarr) and a figure (stages.pdf, stages.png). Each line
+    is stored as soon as it is finished: after Ctrl-C the same command goes on, and a folder that holds the result
+    already is drawn again, not recomputed. The defaults take some four minutes on two CPU cores; runs cost D·τ·B/η
+    samples each.
+    """
+    from headsplit.parse import parse_activation, parse_prior
+    from headsplit.stages import run as run_stages
+
+    with _reported("stages"):
+        if (prior is None) != (heads is None):
+            raise ValueError("heads: expected one for each --prior, and none without")
+        configuration = Staircases(
+            priors=_STAGES.priors if prior is None else tuple(parse_prior(text).name for text in prior),
+            heads=_STAGES.heads if heads is None else tuple(heads),
+            activation=parse_activation(activation).name,
+            length=length,
+            snr=snr,
+            dims=_numbers("dims", dims, int),
+            replicas=_numbers("replicas", replicas, int),
+            shown=shown,
+            variance=variance,
+            learning_rate=learning_rate,
+            batch=batch,
+            loss=loss,
+            threshold=threshold,
+            samples=samples,
+            coverage=coverage,
+            records=records,
+            seed=seed,
+        )
+        run_stages(configuration, out if out is not None else RESULTS / "stages", progress=progress, say=typer.echo)
+
+
+@figure_app.command("stages")
+def figure_stages(
+    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit stages`, or its result.zarr.")],
+) -> None:
+    """Draw the stage times again from their store, beside it, and print their table."""
+    from headsplit.stages import show as show_stages
+
+    with _reported("figure stages"):
+        show_stages(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
 
 
 @figure_app.command("bayes")

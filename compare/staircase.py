@@ -1,0 +1,246 @@
+"""Stage times against log D, predicted and measured: the lines of one task, each a Dataset that can be stored.
+
+`predicted_stages` asks the theory (docs/model.md §14), `measured_stages` runs the exact chain at one D and measures it
+as `stage_times` does, `compared` lays the two beside each other: slopes, medians, and the distributions.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, Key
+from scipy.stats import kstest
+
+from compare.stages import Excursions, StageTimes, log_dim_slope, stage_times
+from sim import train_reduced
+from theory import Activation, OrderParameters, Prior, SingleLocation, Stage, predict_stages
+
+LEVELS = (0.25, 0.5, 0.75)  # of the measured times, between which bars are drawn
+FEWEST = 8  # stage times that a distribution is judged by
+
+
+def predicted_stages(
+    prior: Prior, activation: Activation, *, heads: int, length: int, snr: float, dims: Sequence[int], variance: float,
+    step_size: float, threshold: float, samples: int, coverage: float, progress: bool = True,
+) -> xr.Dataset:  # fmt: skip
+    """`predict_stages` at every D, with rates and slopes by feature and the time by which almost all have split.
+
+    Beside what `StagePrediction.to_xarray` holds: `growth` (κ at the saddle that is left along the feature),
+    `limit_slope` (see `limit_slopes`), `predicted_slope` (least squares of the predicted medians on log D) and `end`
+    (dim), at which a share `coverage` of the ensemble has split along every feature.
+
+    Raises:
+        ValueError: a task whose heads do not split, or one where the noise keeps them from it.
+    """
+    task = SingleLocation(length, snr, prior)
+    try:
+        found = predict_stages(
+            task, activation, heads, list(dims), variance=variance, step_size=step_size, threshold=threshold,
+            samples=samples, progress=progress,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise ValueError(f"{prior.name}, H = {heads}: {error}") from error
+    first = found.stages[0]
+    if first.feature < 0:
+        raise ValueError(f"{prior.name}, H = {heads}: heads do not split, the unspecialized point is {first.ending}")
+    growth = np.full(task.features, np.nan)
+    for stage in found.stages:
+        if stage.feature >= 0:
+            growth[stage.feature] = stage.rate
+    medians = found.quantile(0.5)
+    with np.errstate(invalid="ignore"):
+        ends = np.nanmax(np.atleast_2d(found.quantile(coverage)), axis=-1)
+    latest = np.array([float(flow.time[-1]) for flow in found.ensembles])
+    added = {
+        "growth": ("feature", growth, "κ at the saddle that is left along the feature"),
+        "limit_slope": ("feature", limit_slopes(found.stages, task.features), "slope as D → ∞"),
+        "predicted_slope": ("feature", _slopes(dims, medians), "slope of the predicted medians"),
+        "variance": ("feature", np.asarray(prior.variance()), "Var θ_f"),
+        "rank": ("feature", _ranks(found.order, task.features), "place in the staircase, −1: no stage"),
+        "end": ("dim", np.minimum(ends, latest), "time by which almost all have split"),
+    }
+    data = found.to_xarray()
+    return data.assign({name: (dim, values, {"long_name": text}) for name, (dim, values, text) in added.items()})
+
+
+def limit_slopes(stages: Sequence[Stage], features: int) -> Float[np.ndarray, " F"]:
+    """d(stage time)/d(log D) as D → ∞, by feature; NaN for features along which no saddle is left.
+
+    A split amplitude starts at √(r_0/D): ½ log D e-folds below full size. For the first feature that gives 1/(2κ).
+    For a later one the e-folds left when a saddle is reached are those that its growth rate at the earlier saddles (the
+    largest among the directions of this feature; a decaying split stays at the noise) has not yet brought.
+    """
+    behind, clock, slopes = np.ones(features), 0.0, np.full(features, np.nan)
+    for stage in stages:
+        if stage.feature < 0:
+            break
+        values, along = np.asarray(stage.spectrum.eigenvalues), np.asarray(stage.spectrum.features)
+        rates = np.array([-values[along == f].min() if np.any(along == f) else 0.0 for f in range(features)])
+        wait = behind[stage.feature] / stage.rate
+        clock += wait
+        behind = np.clip(behind - rates * wait, 0, 1)
+        slopes[stage.feature] = clock / 2
+    return slopes
+
+
+def measured_stages(
+    prediction: xr.Dataset, *, prior: Prior, activation: Activation, heads: int, length: int, snr: float, dim: int,
+    replicas: int, variance: float, learning_rate: float, batch: int, loss: str, threshold: float, records: int,
+    key: Key[Array, ""], progress: bool = True,
+) -> xr.Dataset:  # fmt: skip
+    """`stage_times` of replicas of the exact chain at D, each from its own random start, until the predicted `end`."""
+    task = SingleLocation(length, snr, prior)
+    time = float(prediction["end"].sel(dim=dim))
+    start, data = jax.random.split(key)
+    order = OrderParameters.initial(
+        start, heads=heads, features=prior.features, dim=dim, variance=variance, replicas=replicas
+    )
+    run = train_reduced(
+        task, activation, order, dim=dim, learning_rate=learning_rate, time=time, batch=batch, key=data, loss=loss,
+        record=min(records, round(time * dim / learning_rate) + 1), evaluation=2, progress=progress, throw=False,
+    )  # fmt: skip
+    found = stage_times(run, threshold=threshold)
+    return found.to_xarray().assign(
+        scale=("feature", found.scale, {"long_name": "√(ν Var θ_f)"}),
+        records=("replica", found.records, {"long_name": "finite records"}),
+    )
+
+
+def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
+    """Slopes, medians and distributions of the measured stage times beside the predicted ones.
+
+    By feature: `slope` ± `slope_error` of the stage time against log D (`log_dim_slope`); `own_slope` ± `own_error`,
+    against log D with each replica's own start taken out (`own_start_slope`). By dim and feature: `measured` quantiles
+    at `LEVELS` (runs that have not split count as later), `split` and `unsplit` runs; `ks` and `p_value` of the
+    Kolmogorov–Smirnov test against the predicted distribution, given that the run splits before the end: the constant
+    is predicted, nothing is fitted.
+
+    Args:
+        prediction: of `predicted_stages`.
+        runs: of `measured_stages`, one for each D in the order of the prediction.
+    """
+    dims = [int(d) for d in prediction["dim"].values]
+    stages = [restored(run) for run in runs]
+    features = prediction.sizes["feature"]
+    blank = np.full(features, np.nan)
+    slope = slope_error = own = own_error = blank
+    if len(dims) > 1:
+        fit = log_dim_slope(dims, stages, drop_censored=True)
+        slope, slope_error = fit.slope, fit.error
+        own, own_error = own_start_slope(dims, stages)
+    measured = np.full((len(dims), features, len(LEVELS)), np.nan)
+    counts = np.zeros((2, len(dims), features), dtype=np.int64)
+    ks, p_value = np.full((2, len(dims), features), np.nan)
+    for i, stage in enumerate(stages):
+        for f in np.flatnonzero(stage.scale > 0):
+            times = stage.stage_time[:, f]
+            seen = times[np.isfinite(times)]
+            counts[:, i, f] = len(seen), len(times) - len(seen)
+            measured[i, f] = np.quantile(times, LEVELS, method="inverted_cdf")
+            if len(seen) >= FEWEST:
+                predicted = prediction["stage_time"].values[i, :, f]
+                test = kstest(distribution(predicted, seen, end=float(stage.time[-1])), "uniform")
+                ks[i, f], p_value[i, f] = test.statistic, test.pvalue
+    each = ("dim", "feature")
+    data = {
+        "slope": ("feature", slope, "fitted slope against log D"),
+        "slope_error": ("feature", slope_error, "its standard error"),
+        "own_slope": ("feature", own, "fitted slope against log D, own starts taken out"),
+        "own_error": ("feature", own_error, "its standard error"),
+        "measured": ((*each, "level"), measured, "quantiles of the measured stage times"),
+        "split": (each, counts[0], "runs that split"),
+        "unsplit": (each, counts[1], "runs that did not split before the end"),
+        "ks": (each, ks, "Kolmogorov–Smirnov statistic, given a split before the end"),
+        "p_value": (each, p_value, "its p-value"),
+    }
+    return xr.Dataset(
+        {name: (names, values, {"long_name": text}) for name, (names, values, text) in data.items()},
+        coords={"dim": dims, "level": list(LEVELS)},
+    )
+
+
+def distribution(
+    predicted: Float[np.ndarray, " S"], times: Float[np.ndarray, "..."], *, end: float = np.inf
+) -> Float[np.ndarray, "..."]:
+    """Predicted probability that a stage comes before each of `times`, given that it comes before `end`.
+
+    Linear between the ranks of the predicted times (inf where the flow had not split by its own end).
+    """
+    ranked = np.sort(predicted)
+    known = np.isfinite(ranked)
+    if not known.any():
+        return np.full(np.shape(times), np.nan)
+    level = (np.arange(len(ranked)) + 0.5) / len(ranked)
+
+    def cdf(at: Any) -> Any:
+        return np.interp(at, ranked[known], level[known], left=0.0)
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.clip(cdf(times) / cdf(end), 0, 1)
+
+
+def own_start_slope(
+    dims: Sequence[int], stages: Sequence[StageTimes]
+) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
+    """Slope against log D at equal own starts, and its standard error, by feature; NaN with too few runs.
+
+    Least squares on log D and on log(a_f(0) √D) together. The second does not depend on D in law, so the slope
+    estimates the same as without it; but the scatter of the starts is gone. (On −log a_f(0) alone, as `log_dim_slope`
+    fits with `own_start`, SGD's noise before the split makes slopes too small: part of the amplitude is not its own.)
+    """
+    times = np.concatenate([stage.stage_time for stage in stages])
+    logs = np.log(np.repeat(np.asarray(dims, dtype=float), [len(stage.records) for stage in stages]))
+    start = np.concatenate([stage.amplitude[:, 0] for stage in stages])
+    used = np.isfinite(times) & ~np.concatenate([stage.at_start for stage in stages]) & (start > 0)
+    slopes, errors = np.full((2, times.shape[1]), np.nan)
+    for f in range(times.shape[1]):
+        kept = used[:, f]
+        own = np.log(start[kept, f]) + logs[kept] / 2
+        design = np.stack([np.ones_like(own), logs[kept], own], axis=1)
+        if kept.sum() <= design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
+            continue
+        solution, square, _, _ = np.linalg.lstsq(design, times[kept, f], rcond=None)
+        spread = float(square[0]) / (kept.sum() - design.shape[1])
+        slopes[f], errors[f] = solution[1], np.sqrt(spread * np.linalg.inv(design.T @ design)[1, 1])
+    return slopes, errors
+
+
+def restored(run: xr.Dataset) -> StageTimes:
+    """The `StageTimes` of a Dataset of `measured_stages`, fresh or from a store."""
+    values = {name: run[name].values for name in map(str, run.data_vars)}
+    own = ("variance", "scale", "amplitude", "stage_time", "at_start", "censored", "records", "side",
+           "plateau_time", "plateau_risk", "plateau_slope")  # fmt: skip
+    moved = ("replica", "feature", "head", "side", "left", "zero", "arrived")
+    return StageTimes(
+        time=run["time"].values,
+        threshold=float(run.attrs["threshold"]),
+        excursions=Excursions(**{name: values[f"excursion_{name}"] for name in moved}),
+        configuration=_object(run.attrs["configuration"]),
+        **{name: values[name] for name in own},
+    )
+
+
+def _object(text: Any) -> Any:
+    """JSON text as what it says, however often it was wrapped."""
+    while isinstance(text, str):
+        text = json.loads(text)
+    return text
+
+
+def _ranks(order: Sequence[int], features: int) -> Any:
+    ranks = np.full(features, -1)
+    for place, feature in enumerate(order):
+        ranks[feature] = place
+    return ranks
+
+
+def _slopes(dims: Sequence[int], medians: Float[np.ndarray, "N F"]) -> Float[np.ndarray, " F"]:
+    """Slopes of medians on log D; NaN where one is missing."""
+    if len(dims) < 2:
+        return np.full(medians.shape[1], np.nan)
+    logs = np.log(np.asarray(dims, dtype=float))
+    with np.errstate(invalid="ignore"):
+        return np.einsum("n,nf->f", logs - logs.mean(), medians) / np.sum((logs - logs.mean()) ** 2)
