@@ -56,15 +56,15 @@ coverage must satisfy
     |coverage − 95 %| ≤ min(noise + granted, max(noise, 2 %)).
 
 `noise` is a test: the (1 − level/N) quantile of |coverage − 95 %| in ensembles of R replicas drawn from the predicted
-Gaussian law of the whole path (more than 64 are scaled from 64), some three standard errors. N counts this test for each
-banded quantity beside the rotation test of each quantity: if the band is right the false-alarm rate of the whole
+Gaussian law of the whole path (more than 64 are scaled from 64), some three standard errors. N counts this test for
+each banded quantity beside the rotation test of each quantity: if the band is right, the false-alarm rate of the whole
 verdict is at most `level`. `granted` is an accuracy: the slope of the coverage in the log width, .229, times the
-relative error that the widths may have: β, scatter², the band's grid error and 1 % for its Sobol points. 2 % is the most
-that is accepted unless the replicas' own noise exceeds it; `Band.unseen` says which widths would have passed. Bands
-hold before the first split, like the rest of the verdict.
+relative error that the widths may have: β, scatter², the band's grid error and 1 % for its Sobol points. 2 % is the
+most that is accepted, unless the replicas' own noise exceeds it; `Band.unseen` says which widths would have passed.
+Bands hold before the first split, like the rest of the verdict.
 
-*Time shift.* After a split, replicas differ mostly by a delay. Each residual is split by least squares into δ dx/dτ and a
-remainder (`compare.shift`), over all records, judged or not. This is stated, not judged.
+*Time shift.* After a split, replicas differ mostly by a delay. Each residual is split by least squares into δ dx/dτ and
+a remainder (`compare.shift`), over all records, judged or not. This is stated, not judged.
 """
 
 import json

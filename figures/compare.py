@@ -20,6 +20,7 @@ from figures.style import BIAS, COLOURS, DASHES, DOUBLE, NOISE, WIDE, look, simu
 FRESH: dict[str, Any] = {"fmt": "x", "color": COLOURS[1], "zorder": 2.5}  # the fresh-sample loss
 FRESH_LABEL = "SGD, fresh-sample loss"
 TRAINED = {"bias": "b", "scale": "c"}  # what the activation may train, and its letter
+SHADE: dict[str, Any] = {"alpha": 0.15, "linewidth": 0, "zorder": 0.5}  # where 95 % of single runs are predicted
 MAX_MARKERS = 16  # more records are drawn as every n-th
 
 
@@ -72,7 +73,7 @@ def overlaps(ax: Axes, aligned: xr.Dataset, store: Store, *, feature: int) -> li
     theory = aligned["theory_m"].isel(feature=feature, replica=keep)
     seen = aligned["simulation_m"].isel(feature=feature, replica=keep)
     ax.set_ylabel(rf"$m_{{h{feature + 1}}}$")
-    return _heads(ax, theory, seen)
+    return _heads(ax, theory, seen) + _shaded(ax, theory, store, "m", feature)
 
 
 def norms(ax: Axes, aligned: xr.Dataset, store: Store) -> list:
@@ -80,7 +81,7 @@ def norms(ax: Axes, aligned: xr.Dataset, store: Store) -> list:
     keep = _successful(store)
     theory, seen = (_diagonal(aligned[f"{side}_r"].isel(replica=keep)) for side in ("theory", "simulation"))
     ax.set_ylabel(r"$r_{hh}$")
-    return _heads(ax, theory, seen)
+    return _heads(ax, theory, seen) + _shaded(ax, theory, store, "r")
 
 
 def numbers(ax: Axes, aligned: xr.Dataset, store: Store, name: str) -> list:
@@ -108,6 +109,24 @@ def _heads(ax: Axes, theory: xr.DataArray, seen: xr.DataArray, **colour: Any) ->
         point = other.mean("replica").isel(time=some)
         artists += simulation_points(ax, point["time"], point, error.isel(head=h, time=some), h, **colour, **edge)
     return artists
+
+
+def _shaded(ax: Axes, theory: xr.DataArray, store: Store, name: str, feature: int | None = None) -> list:
+    """The predicted 95 % band of single runs about the theory's mean, up to where the verdict ends; one width for all
+    heads, which play the same part until they split."""
+    agreement = store["agreement"]
+    if f"{name}_deviation" not in agreement:
+        return []
+    deviation = agreement[f"{name}_deviation"]
+    deviation = _diagonal(deviation) if name == "r" else deviation.isel(feature=feature)
+    others = [dim for dim in deviation.dims if dim != "time"]
+    width = 1.96 * np.sqrt((deviation**2).mean(others))
+    until = np.asarray(agreement["time"] <= float(agreement.attrs["until"]))
+    time, width, middle = theory["time"][until], width[until], theory.mean("replica").isel(time=until)
+    return [
+        ax.fill_between(time, line - width, line + width, color=look(h)["color"], **SHADE)
+        for h, line in enumerate(middle.transpose("head", "time"))
+    ]
 
 
 def risk(ax: Axes, store: Store) -> list:
@@ -180,6 +199,10 @@ def legend(ax: Axes, store: Store) -> list:
     ]
     if "loss" in store["simulation"]:
         entries.append(Line2D([], [], linestyle="", marker="x", color=FRESH["color"], markersize=3, label=FRESH_LABEL))
+    if "m_deviation" in agreement:
+        entries.append(
+            Patch(color=COLOURS[0], alpha=SHADE["alpha"], linewidth=0, label="95 % of runs about own theory")
+        )
     if _banded(agreement):
         entries += [Patch(color=NOISE, label="noise floor"), Patch(color=BIAS, label="with O(1/D) bias")]
         if "loss_allowed" in agreement:

@@ -12,7 +12,8 @@ from headsplit.stored import STORE, Interrupted, is_complete
 # purposes of randomness, folded into key(seed): results that share a seed share nothing else by accident
 _START, _TRAINING = 1, 2
 FIGURE = "compare"
-_ADDED = ("activation", "bias_rate", "scale_rate")  # older stores lack them: they hold what the defaults make
+# older stores lack them: they hold what the defaults make, but for the bands, which are not missed
+_ADDED = ("activation", "bias_rate", "scale_rate", "bands")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Configuration:
     loss: str = "finite"
     level: float = 0.01
     until: float | None = None
+    bands: bool = True
     seed: int = 0
 
     def folder(self) -> str:
@@ -44,7 +46,7 @@ class Configuration:
         others = {
             "prior": "", "activation": "", "variance": "variance", "learning_rate": "eta", "bias_rate": "biasrate",
             "scale_rate": "scalerate", "batch": "B", "replicas": "R", "time": "tau", "records": "records",
-            "loss": "loss", "level": "level", "until": "until",
+            "loss": "loss", "level": "level", "until": "until", "bands": "bands",
         }  # fmt: skip
         changed = {name: short for name, short in others.items() if getattr(self, name) != getattr(_DEFAULT, name)}
         parts = (f"{short}{getattr(self, name)}".removesuffix(".0") for name, short in {**always, **changed}.items())
@@ -201,15 +203,40 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
             "scale_rate": c.scale_rate,
         }
         theory = _flow(simulation, layer.activation, layer.order(), ended, rates=rates, progress=progress)
+        bands = _bands(theory, c.dim, say=say) if c.bands else None
     except KeyboardInterrupt:
         raise keep_unfinished() from None
     datasets = {
         "theory": theory.to_xarray(),
         "simulation": simulation.to_xarray(),
         "aligned": align(theory, simulation).to_xarray(),
-        "agreement": agreement(theory, simulation, level=c.level, until=c.until).to_xarray(),
+        "agreement": agreement(theory, simulation, bands=bands, level=c.level, until=c.until).to_xarray(),
     }
     save(path, datasets, asdict(c), replace=True)
+
+
+def _bands(theory: Any, dim: int, *, say: Callable[[str], Any]) -> Any:
+    """Predicted bands along the mean of the replicas' flows, which before the first split all stay close to it."""
+    import equinox as eqx
+    import jax
+    import numpy as np
+
+    from theory import OrderParameters, Result, Trajectory, fluctuations
+
+    solved = np.flatnonzero(np.asarray(theory.result) == Result.successful)
+    if not len(solved) or len(theory.time) < 4:
+        say("No bands: they need four records and a flow that reached its end")
+        return None
+    say("Bands: the covariance equation along the replicas' mean path")
+    trained, rest = theory.activation.split()
+    parts = (trained, theory.order.m, theory.order.r, theory.risk)
+    trained, m, r, risk = jax.tree.map(lambda leaf: leaf[solved].mean(axis=0), parts)
+    activation = eqx.combine(trained, rest)
+    path = Trajectory(
+        theory.time, OrderParameters(m, r), activation, risk, None, None, theory.result[solved[0]], theory.task,
+        theory.settings,
+    )  # fmt: skip
+    return fluctuations(path, dim=dim)
 
 
 def _starts(count: int, replicas: int) -> str:

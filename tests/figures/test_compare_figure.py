@@ -168,3 +168,24 @@ def test_long_records_are_thinned():
 def test_diagonal_of_r():
     r = xr.DataArray(np.arange(8.0).reshape(2, 2, 2), dims=("time", "head", "head_"))
     np.testing.assert_array_equal(picture._diagonal(r), [[0, 3], [4, 7]])
+
+
+def test_predicted_bands_are_shaded_about_the_mean_of_the_theory(make):
+    store = make("shaded", growth=0.5)
+    time = store["agreement"]["time"]
+    width = 0.01 * np.arange(time.size)
+    m = xr.DataArray(np.ones((time.size, 2, 2)) * width[:, None, None], dims=("time", "head", "feature"))
+    r = xr.DataArray(np.ones((time.size, 2, 2)) * width[:, None, None], dims=("time", "head", "head_"))
+    with style():
+        bare = mpl.figure.Figure().subplots()
+        picture.overlaps(bare, store["aligned"], store, feature=1)
+        store.datasets["agreement"] = store["agreement"].assign(m_deviation=m, r_deviation=r)
+        ax = mpl.figure.Figure().subplots()
+        picture.overlaps(ax, store["aligned"], store, feature=1)
+    assert len(ax.collections) == len(bare.collections) + 2
+    until = np.asarray(time <= store["agreement"].attrs["until"])
+    line = store["aligned"]["theory_m"].mean("replica").isel(feature=1, head=0)[until]
+    vertices = [c for c in ax.collections if c not in bare.collections][-2].get_paths()[0].vertices
+    assert vertices[:, 1].max() == pytest.approx(float((line + 1.96 * width[until]).max()))
+    _, _, labels = legend_of(picture.draw(store))
+    assert "95 % of runs about own theory" in labels
