@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from compare import Store
 from compare.staircase import distribution
@@ -74,7 +74,7 @@ def against_dim(ax: Axes, store: Store) -> None:
         if len(dims) > 1:
             guide = np.array([dims[0], dims[-1] * 2.5])
             ax.plot(guide, middle[0] + slope * np.log(guide / dims[0]), **GUIDE)
-            text = f"{one.label}\nslope {_number(one, 'own_slope')}\npath {_number(one, 'predicted_slope')}"
+            text = f"{one.label}\nfitted {_number(one, 'own_slope')}\npath {_number(one, 'predicted_slope')}"
             ax.annotate(
                 f"{text}\nD → ∞ {slope:.2f}", (dims[-1] * 3, middle[-1]), color=look(index)["color"], ha="left",
                 va="center", fontsize=6,
@@ -86,9 +86,10 @@ def against_dim(ax: Axes, store: Store) -> None:
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator())
     ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set_xlabel("D")
     ax.set_ylabel("stage time τ")
-    ax.set_xlim(dims[0] / 1.5, dims[-1] * (25 if len(dims) > 1 else 1.5))
+    ax.set_xlim(dims[0] / 1.5, dims[-1] * (60 if len(dims) > 1 else 1.5))
 
 
 def first_stage(ax: Axes, store: Store) -> None:
@@ -104,23 +105,24 @@ def first_stage(ax: Axes, store: Store) -> None:
         times = run["stage_time"].values[:, one.feature]
         seen = np.sort(times[np.isfinite(times)])
         predicted = one.prediction["stage_time"].values[place, :, one.feature]
-        clock = np.linspace(0, end, 400)
+        first = min([float(np.min(predicted)), end, *seen[:1]])
+        clock = np.linspace(first, end, 400)
         chance = distribution(predicted, clock, end=end)
         if len(seen):
             width = KS_FACTOR / np.sqrt(len(seen))
             band = np.clip(chance - width, 0, 1), np.clip(chance + width, 0, 1)
             ax.fill_between(clock, *band, color=NOISE, alpha=0.6, linewidth=0, zorder=1)
             steps = np.arange(len(seen) + 1) / len(seen)
-            ax.step([0, *seen], steps, where="post", color=look(index)["color"], linewidth=0.6, zorder=3)
+            ax.step([first, *seen], steps, where="post", color=look(index)["color"], linewidth=0.6, zorder=3)
         theory_line(ax, clock, chance, index)
         p_value = float(one.comparison["p_value"].values[place, one.feature])
         text = f"{one.label}\nn = {len(seen)}, p = {p_value:.2f}"
         ax.annotate(
-            text, (0.04, 0.96 - 0.13 * shown), xycoords="axes fraction", ha="left", va="top",
+            text, (0.97, 0.05 + 0.13 * shown), xycoords="axes fraction", ha="right", va="bottom",
             color=look(index)["color"], fontsize=6.5,
         )  # fmt: skip
         shown += 1
-        earliest = min([earliest, *seen[:1], float(np.nanmin(predicted))])
+        earliest = min(earliest, first)
         last = max(last, end)
     if shown:
         ax.set_xlim(max(earliest - 0.1 * (last - earliest), 0), last)
