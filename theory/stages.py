@@ -41,6 +41,7 @@ _LATEST = 6.0  # e-folds that the smallest of the drawn splits may lie behind
 _RECORDS, _PATH_RECORDS = 101, 41
 _MOST_HEADS = 12  # whose sign patterns are tried
 _EXTENSIONS = 8
+_GROWS = 1e-7  # curvatures nearer to 0 are marginal
 _SOBOL = 0x73706C69
 _TOLERANCE = 1e-4  # of the ensemble's flows
 _POINTS, _FEW_POINTS = 2048, 256  # per mixture component, for the path and for the ensemble
@@ -312,7 +313,11 @@ def _leaving(task: SingleLocation, point: CriticalPoint, spectrum: HessianSpectr
     """How a saddle is left: the feature of its fastest growing directions, and the sides of the heads."""
     values = np.asarray(spectrum.eigenvalues)
     if not spectrum.unstable.any():
-        return Stage(point, spectrum, -1, 0.0, 0, (0,) * point.order.heads, "stable: nothing grows")
+        ending = "stable: nothing grows"
+        least = float(spectrum.orthogonal[0])
+        if least < -_GROWS:  # heads that gain by differing where there is no signal
+            ending = f"stable within the spikes' span; parts orthogonal to it grow (κ = {-least:.6f})"
+        return Stage(point, spectrum, -1, 0.0, 0, (0,) * point.order.heads, ending)
     own = np.flatnonzero(np.isclose(values, values[0], rtol=1e-6, atol=1e-7))
     features = {spectrum.features[i] for i in own}
     feature = min(features - {-1}, default=-1)
