@@ -343,16 +343,16 @@ class StageSlope(eqx.Module):
     """Least squares of stage times, by feature; prints as a table. NaN for features with nothing to fit.
 
     Attributes:
-        slope: (F,) of the stage time against log D, or against −log a_f(0) if `own_start`: then it is 1/κ_f.
+        slope: (F,) of the stage time against log D.
         error: (F,) its standard error, from the scatter of the residuals (equal at all D): (slope − truth)/error is
-            Student's t with `used` − 2 degrees of freedom if they are Gaussian.
+            Student's t with `used` − 2 degrees of freedom (− 3 with `own_start`) if they are Gaussian.
         intercept: (F,) stage time at abscissa 0.
         scatter: (F,) standard deviation of the residuals.
         used: (F,) number of runs fitted.
         dropped: (F,) number left out: censored, or split at the first record already.
         variance: (F,) Var θ_f.
         dims: the D.
-        own_start: whether each replica's own initial amplitude is the abscissa.
+        own_start: whether each replica's own initial amplitude was taken out.
     """
 
     slope: Float[np.ndarray, " F"]
@@ -365,14 +365,9 @@ class StageSlope(eqx.Module):
     dims: tuple[int, ...] = eqx.field(static=True)
     own_start: bool = eqx.field(static=True)
 
-    @property
-    def per_log_dim(self) -> Float[np.ndarray, " F"]:
-        """The slope per unit of log D: half of it if `own_start`, since amplitudes start at √(r_0/D)."""
-        return self.slope / 2 if self.own_start else self.slope
-
     def to_xarray(self) -> xr.Dataset:
         """Dimension feature (and dim, for the D); the report in `attrs`."""
-        names = ("slope", "error", "intercept", "scatter", "used", "dropped", "variance", "per_log_dim")
+        names = ("slope", "error", "intercept", "scatter", "used", "dropped", "variance")
         return xr.Dataset(
             {name: ("feature", getattr(self, name)) for name in names},
             coords={"feature": np.arange(len(self.slope)), "dim": np.array(self.dims)},
@@ -380,14 +375,14 @@ class StageSlope(eqx.Module):
         )
 
     def __str__(self) -> str:
-        against = "-log a_f(0), each replica's own" if self.own_start else "log D"
+        own = " at equal own starts" if self.own_start else ""
         lines = [
-            f"Stage times against {against}; D = {', '.join(map(str, self.dims))}",
-            f"  {'feature':>7}{'Var θ':>9}{'slope ± error':>21}{'per log D':>11}{'intercept':>11}{'scatter':>10}"
+            f"Stage times against log D{own}; D = {', '.join(map(str, self.dims))}",
+            f"  {'feature':>7}{'Var θ':>9}{'slope ± error':>21}{'intercept':>11}{'scatter':>10}"
             f"{'used':>7}{'dropped':>9}",
         ]
         for f in range(len(self.slope)):
-            numbers = f"{self.per_log_dim[f]:11.4g}{self.intercept[f]:11.4g}{self.scatter[f]:10.3g}"
+            numbers = f"{self.intercept[f]:11.4g}{self.scatter[f]:10.3g}"
             lines.append(
                 f"  {f + 1:>7}{self.variance[f]:9.3g}{_pair(self.slope[f], self.error[f]):>21}"
                 f"{numbers.replace('nan', '  –')}{self.used[f]:7d}{self.dropped[f]:9d}"
@@ -404,15 +399,14 @@ def log_dim_slope(
 ) -> StageSlope:
     """Least squares of the stage time on log D over all replicas of runs at several D, feature by feature.
 
-    With `own_start` the abscissa is −log a_f(0), each replica's own amplitude at τ = 0. The split amplitude grows like
-    exp ∫κ, so the stage time is −log a_f(0)/κ + const: the scatter of the starts is gone, and the slope is 1/κ per unit
-    of log amplitude, 1/(2κ) per unit of log D (docs/model.md §5). For a later stage that holds as far as the earlier
-    splits do not drive the heads apart along its feature.
+    With `own_start` the regressors are log D and log(a_f(0) √D), each replica's own amplitude at τ = 0. The second does
+    not depend on D in law, so the slope estimates the same as without it, but the scatter of the starts is gone. (On
+    log a_f(0) alone, SGD's noise before the split would make slopes too small: it is part of the amplitude too.)
 
     Args:
         dims: D of each entry of `stages`.
         stages: stage times of one task with one number of heads, one threshold.
-        own_start: regress on each replica's own start. Then one D is enough.
+        own_start: take out each replica's own start.
         drop_censored: leave out what was not seen to split within the records (censored, or split at the first record
             already) instead of refusing. Leaving out the latest makes slopes too small.
 
@@ -420,14 +414,14 @@ def log_dim_slope(
         A `StageSlope`; NaN for features without a stage, with fewer than 3 runs left, or with all at one abscissa.
 
     Raises:
-        ValueError: runs that do not belong together, fewer than two D without `own_start`, runs that did not split
+        ValueError: runs that do not belong together, fewer than two D, runs that did not split
             within the records without `drop_censored`, or `own_start` where records do not start at τ = 0 or heads
             start identical.
     """
     dims = tuple(whole("dims", dim, 1) for dim in dims)
     if len(dims) != len(stages) or not dims:
         raise ValueError(f"dims: expected one D >= 1 for each of the {len(stages)} stage times, got {list(dims)}")
-    if not own_start and len(set(dims)) < 2:
+    if len(set(dims)) < 2:
         raise ValueError(f"dims: expected at least two different D to fit a slope, got {list(dims)}")
     ours, *others = (_identity(one) for one in stages)
     for theirs in others:
@@ -446,16 +440,17 @@ def log_dim_slope(
             f"stages: expected splits within the records, got {int((out & ~early).sum())} stage times censored and "
             f"{int((out & early).sum())} at the first record (D = {where}); record longer, or drop_censored=True"
         )
+    logs = np.broadcast_to(np.log(np.repeat(dims, replicas).astype(float))[:, None], times.shape)
+    columns = [np.ones_like(logs), logs]
     if own_start:
         if any(one.time[0] != 0 for one in stages):
             raise ValueError("stages: expected a first record at τ = 0, where own_start reads the amplitude")
         start = np.concatenate([one.amplitude[:, 0] for one in stages])
         if np.any(used & (start == 0)):
             raise ValueError("stages: expected heads that differ at τ = 0 for own_start, got an amplitude of exactly 0")
-        abscissa = -np.log(np.where(used, start, 1.0))
-    else:
-        abscissa = np.broadcast_to(np.log(np.repeat(dims, replicas).astype(float))[:, None], times.shape)
-    fits = [_line(x[kept], y[kept]) for x, y, kept in zip(abscissa.T, times.T, used.T, strict=True)]
+        columns.append(np.log(np.where(used, start, 1.0)) + columns[1] / 2)
+    designs = np.stack(columns, axis=-1)
+    fits = [_plane(designs[kept, f], times[kept, f]) for f, kept in enumerate(used.T)]
     slope, error, intercept, scatter = np.array(fits).T
     counts = used.sum(axis=0), out.sum(axis=0)
     return StageSlope(slope, error, intercept, scatter, *counts, stages[0].variance, dims, own_start)
@@ -518,15 +513,15 @@ def _plateaus(
     return found
 
 
-def _line(x: Float[np.ndarray, " N"], y: Float[np.ndarray, " N"]) -> tuple[float, float, float, float]:
-    """Slope, its standard error, intercept and scatter of a straight line."""
-    square = float(np.sum((x - x.mean()) ** 2)) if len(x) >= FEWEST else 0.0
-    if square <= 1e-24 * float(np.sum(x**2)):
+def _plane(design: Float[np.ndarray, "N P"], y: Float[np.ndarray, " N"]) -> tuple[float, float, float, float]:
+    """Least squares: coefficient of the second column, its standard error, that of the first, and the scatter."""
+    freedom = len(y) - design.shape[1]
+    if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
         return float("nan"), float("nan"), float("nan"), float("nan")
-    slope = float(np.sum((x - x.mean()) * (y - y.mean()))) / square
-    intercept = float(y.mean() - slope * x.mean())
-    scatter = float(np.sqrt(np.sum((y - intercept - slope * x) ** 2) / (len(x) - 2)))
-    return slope, scatter / square**0.5, intercept, scatter
+    solution = np.linalg.lstsq(design, y, rcond=None)[0]
+    scatter = float(np.sqrt(np.sum((y - design @ solution) ** 2) / freedom))
+    error = scatter * float(np.linalg.inv(design.T @ design)[1, 1]) ** 0.5
+    return float(solution[1]), error, float(solution[0]), scatter
 
 
 def _mean(values: Float[np.ndarray, " N"]) -> tuple[float, float]:

@@ -113,7 +113,7 @@ def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
     """Slopes, medians and distributions of the measured stage times beside the predicted ones.
 
     By feature: `slope` ± `slope_error` of the stage time against log D (`log_dim_slope`); `own_slope` ± `own_error`,
-    against log D with each replica's own start taken out (`own_start_slope`). By dim and feature: `measured` quantiles
+    against log D with each replica's own start taken out. By dim and feature: `measured` quantiles
     at `LEVELS` (runs that have not split count as later), `split` and `unsplit` runs; `ks` and `p_value` of the
     Kolmogorov–Smirnov test against the predicted distribution, given that the run splits before the end: the constant
     is predicted, nothing is fitted.
@@ -130,7 +130,8 @@ def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
     if len(dims) > 1:
         fit = log_dim_slope(dims, stages, drop_censored=True)
         slope, slope_error = fit.slope, fit.error
-        own, own_error = own_start_slope(dims, stages)
+        taken_out = log_dim_slope(dims, stages, own_start=True, drop_censored=True)
+        own, own_error = taken_out.slope, taken_out.error
     measured = np.full((len(dims), features, len(LEVELS)), np.nan)
     counts = np.zeros((2, len(dims), features), dtype=np.int64)
     ks, p_value = np.full((2, len(dims), features), np.nan)
@@ -180,32 +181,6 @@ def distribution(
 
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.clip(cdf(times) / cdf(end), 0, 1)
-
-
-def own_start_slope(
-    dims: Sequence[int], stages: Sequence[StageTimes]
-) -> tuple[Float[np.ndarray, " F"], Float[np.ndarray, " F"]]:
-    """Slope against log D at equal own starts, and its standard error, by feature; NaN with too few runs.
-
-    Least squares on log D and on log(a_f(0) √D) together. The second does not depend on D in law, so the slope
-    estimates the same as without it; but the scatter of the starts is gone. (On −log a_f(0) alone, as `log_dim_slope`
-    fits with `own_start`, SGD's noise before the split makes slopes too small: part of the amplitude is not its own.)
-    """
-    times = np.concatenate([stage.stage_time for stage in stages])
-    logs = np.log(np.repeat(np.asarray(dims, dtype=float), [len(stage.records) for stage in stages]))
-    start = np.concatenate([stage.amplitude[:, 0] for stage in stages])
-    used = np.isfinite(times) & ~np.concatenate([stage.at_start for stage in stages]) & (start > 0)
-    slopes, errors = np.full((2, times.shape[1]), np.nan)
-    for f in range(times.shape[1]):
-        kept = used[:, f]
-        own = np.log(start[kept, f]) + logs[kept] / 2
-        design = np.stack([np.ones_like(own), logs[kept], own], axis=1)
-        if kept.sum() <= design.shape[1] or np.linalg.matrix_rank(design) < design.shape[1]:
-            continue
-        solution, square, _, _ = np.linalg.lstsq(design, times[kept, f], rcond=None)
-        spread = float(square[0]) / (kept.sum() - design.shape[1])
-        slopes[f], errors[f] = solution[1], np.sqrt(spread * np.linalg.inv(design.T @ design)[1, 1])
-    return slopes, errors
 
 
 def restored(run: xr.Dataset) -> StageTimes:

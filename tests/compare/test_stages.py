@@ -273,13 +273,11 @@ def test_own_start_removes_the_scatter():
     dims = (300, 3000)
     runs = [planted(rng, dim, 4, 0.2) for dim in dims]
     fit = log_dim_slope(dims, runs, own_start=True)
-    assert fit.slope[0] == pytest.approx(5.0)
-    assert fit.per_log_dim[0] == pytest.approx(2.5)
-    assert fit.intercept[0] == pytest.approx(np.log(0.25) / 0.2)
+    assert fit.slope[0] == pytest.approx(2.5)
     assert fit.error[0] < 1e-9
-    assert log_dim_slope(dims[:1], runs[:1], own_start=True).slope[0] == pytest.approx(5.0)
-    same = planted(rng, 300, 4, 0.2, spread=False)
-    assert np.isnan(log_dim_slope([300], [same], own_start=True).slope[0])
+    assert log_dim_slope(dims, runs).error[0] > 0.1
+    same = [planted(rng, dim, 4, 0.2, spread=False) for dim in dims]
+    assert np.isnan(log_dim_slope(dims, same, own_start=True).slope[0])  # nothing to take out
 
 
 def test_censored_runs_are_refused_or_dropped_and_counted():
