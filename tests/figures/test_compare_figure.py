@@ -183,7 +183,7 @@ def test_predicted_bands_are_shaded_about_the_mean_of_the_theory(make):
         ax = mpl.figure.Figure().subplots()
         picture.overlaps(ax, store["aligned"], store, feature=1)
     assert len(ax.collections) == len(bare.collections) + 2
-    until = np.asarray(time <= store["agreement"].attrs["until"])
+    until = np.asarray(time <= float(store["agreement"].attrs["until"]))
     line = store["aligned"]["theory_m"].mean("replica").isel(feature=1, head=0)[until]
     vertices = [c for c in ax.collections if c not in bare.collections][-2].get_paths()[0].vertices
     assert vertices[:, 1].max() == pytest.approx(float((line + 1.96 * width[until]).max()))
