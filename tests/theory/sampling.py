@@ -3,6 +3,12 @@
 import numpy as np
 
 
+def softmax(chi):
+    """Attention a (..., L) of scores (..., L, H) from heads e^χ / Σ e^χ."""
+    e = np.exp(chi - chi.max(-2, keepdims=True))
+    return (e / e.sum(-2, keepdims=True)).mean(-1)
+
+
 def softmax1(bias, scale):
     """Attention a (..., L) of scores (..., L, H) from heads c e^χ / (e^b + Σ e^χ)."""
 
