@@ -37,7 +37,7 @@ class Plan(eqx.Module):
 
         The chunk does not look at the number of replicas, so that a replica draws the same samples in any company.
         """
-        fit = _samples_that_fit(task, layer)
+        fit = samples_that_fit(task, layer)
         chunk = min(batch, fit)
         return cls(batch, chunk, fit // chunk, loss)
 
@@ -103,7 +103,7 @@ def measure(
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
-        total, squares = _over_chunks(moments, fresh, count, min(count, _samples_that_fit(setting.task, layer)))
+        total, squares = _over_chunks(moments, fresh, count, min(count, samples_that_fit(setting.task, layer)))
         mean = total / count
         variance = jnp.maximum(squares / count - jnp.square(mean), 0)
         order = layer.order()
@@ -133,7 +133,8 @@ def _step(
     return tree
 
 
-def _samples_that_fit(task: SingleLocation, layer: MultiHeadAttention) -> int:
+def samples_that_fit(task: SingleLocation, layer: MultiHeadAttention) -> int:
+    """How many samples make `CHUNK_BYTES`, one at least."""
     return max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize))
 
 

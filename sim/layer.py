@@ -125,8 +125,11 @@ class MultiHeadAttention(eqx.Module):
     def attention(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch L"]:
         """a_ℓ, the weights averaged over heads."""
         scores = self.scores(tokens)
-        norms = jnp.sum(jnp.square(self.keys), axis=-1) / self.dim
-        return jnp.mean(self.activation.resolved(norms)(scores), axis=-2)
+        return jnp.mean(self.resolved_activation()(scores), axis=-2)
+
+    def resolved_activation(self) -> Activation:
+        """The activation for the norms r_hh of these keys, where it depends on them."""
+        return self.activation.resolved(jnp.sum(jnp.square(self.keys), axis=-1) / self.dim)
 
     def __call__(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch D"]:
         """f(X) = Σ_ℓ a_ℓ X_ℓ."""

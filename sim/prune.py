@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from sim._sgd import CHUNK_BYTES
+from sim._sgd import samples_that_fit
 from sim.data import draw_tokens
 from sim.layer import MultiHeadAttention
 from theory import Activation, BayesSoftmax, OrderParameters, SingleLocation
@@ -242,9 +242,8 @@ def _losses(
     share: str,
 ) -> tuple[Float[Array, " S"], Float[Array, " S"]]:
     """Mean finite-D loss of each subset of heads and its standard error, all on the same samples."""
-    size = min(samples, max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize)))
-    norms = jnp.sum(jnp.square(layer.keys), axis=-1) / layer.dim
-    activation = layer.activation.resolved(norms)
+    size = min(samples, samples_that_fit(task, layer))
+    activation = layer.resolved_activation()
 
     def chunk(i: Array) -> Float[Array, "2 S"]:
         tokens = draw_tokens(task, jax.random.fold_in(key, i), size, dim=layer.dim, dtype=layer.keys.dtype)
