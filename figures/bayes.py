@@ -117,13 +117,8 @@ def table(store: Store) -> str:
             points = (final_risk(store[f"trained_{p}_{a}_{i}"]) for a in range(len(names)))
             row = "".join(f"{mean:>11.4f} ± {error:.0e}" for mean, error in points)
             lines.append(f"  {snr:>12g}{float(bayes['bayes'].sel(snr=snr)):>11.4f}{row}")
-    lines += [
-        "",
-        "in brackets: highest less lowest risk reached from the starts",
-        f"evaluation errors up to {worst:.0e}",
-        "",
-    ]
-    return "\n".join(lines)
+    brackets = ["in brackets: highest less lowest risk reached from the starts"] if configuration["starts"] > 1 else []
+    return "\n".join([*lines, "", *brackets, f"evaluation errors up to {worst:.0e}", ""])
 
 
 def _optimum(data: xr.Dataset, *, several: bool) -> str:

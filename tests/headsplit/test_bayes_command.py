@@ -1,5 +1,7 @@
 """`headsplit bayes`: lines stored one by one, interruption and going on, and the figure from the store alone."""
 
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -113,6 +115,38 @@ def test_the_figure_shows_the_stored_numbers(computed, tmp_path):
     assert np.all(np.array([line.get_ydata() for line in below.get_lines()]).min() == 0.2)
     assert final_risk(store["trained_0_0_0"])[0] == pytest.approx(0.5)
     assert "0.3000 (2e-04)" in table(store)
+
+
+def test_brackets_are_explained_where_there_are_some(computed):
+    explained = "in brackets: highest less lowest"
+    assert explained in runner.invoke(app, SMALL).output
+    single = runner.invoke(app, [*SMALL, "--starts", "1", "--out", "single"]).output
+    assert "evaluation errors up to 1e-05" in single
+    assert explained not in single
+
+
+@pytest.mark.parametrize("damage", ["cut off", "group gone", "no text"])
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_damaged_store_is_refused_and_left_alone(computed, tmp_path, damage, unfinished):
+    if unfinished:
+        computed["stop_at"] = 5
+    runner.invoke(app, SMALL)
+    computed["stop_at"] = None
+    store = tmp_path / "results/bayes/result.zarr"
+    if damage == "cut off":
+        piece = next(path for path in sorted(store.glob("bayes_0/bayes/c/**/*")) if path.is_file())
+        piece.write_bytes(piece.read_bytes()[:-5])
+    elif damage == "group gone":
+        shutil.rmtree(store / "bayes_0")
+    else:
+        (store / "zarr.json").write_text("")
+    left, count = {path: path.stat().st_mtime_ns for path in store.rglob("*")}, computed["count"]
+    again = runner.invoke(app, SMALL)
+    assert again.exit_code == 2
+    assert "result.zarr: " in again.output
+    assert "(delete it to compute again, or give another --out)" in again.output
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == left
+    assert computed["count"] == count
 
 
 def test_defaults_are_in_the_help():
