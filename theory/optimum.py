@@ -186,10 +186,8 @@ def _start(
     """Heads at draws from the prior, and trained leaves that suit them."""
     prior = task.prior
     choose, normal, rescale, noise = jax.random.split(key, 4)
-    offset = (
-        jnp.arange(heads) if index == 0 else jax.random.permutation(choose, jnp.arange(max(heads, prior.components)))
-    )
-    component = offset[:heads] % prior.components
+    turns = jnp.arange(prior.components)
+    component = jnp.resize(turns if index == 0 else jax.random.permutation(choose, turns), (heads,))
     values, vectors = jnp.linalg.eigh(prior.covariances)
     root = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
     own = jax.random.normal(normal, (heads, prior.features), jnp.float64)
