@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory._nodes import EDGE, bent_nodes, bent_span, rounded_count
+from theory._nodes import EDGE, bent_nodes, bent_span, half_again, rounded_count
 from theory.activation import Activation, HeadForm, HeadNormalized
 from theory.order import OrderParameters
 from theory.scores import Scores, score_law
@@ -46,6 +46,11 @@ class Grid(NamedTuple):
     tail: float
     nodes: int
     frequencies: int
+
+
+def refined(grid: Grid) -> Grid:
+    """Half as many nodes again of both kinds, and less outside."""
+    return Grid(grid.tail / 100, half_again(grid.nodes), half_again(grid.frequencies))
 
 
 def law(task: SingleLocation, activation: Activation, order: OrderParameters) -> tuple[Scores, HeadForm]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from theory import _heads, _joint
 from theory._checks import invalid, is_concrete
 from theory._nodes import axis_count, rounded_count
-from theory.activation import Activation, BayesSoftmax
+from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.method import Quadrature
 from theory.order import OrderParameters
 from theory.scores import score_law
@@ -43,11 +43,19 @@ def flat(tree: Any, lead: int) -> Any:
 
 def fit(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Quadrature:
     """`method` with counts for the hardest of several states (one leading axis); `rest`: what is not trained."""
+    grid = grid_for(method, task, rest, states)
+    if isinstance(grid, _joint.Grid):
+        return Quadrature(method.tolerance, grid.nodes, points=grid.points)
+    return Quadrature(method.tolerance, grid.nodes, grid.frequencies)
+
+
+def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid | _joint.Grid:
+    """The grid of the exact engine that the activation has."""
+    if isinstance(rest, HeadNormalized):
+        return head_grid(method, task, rest, states)
     if isinstance(rest, BayesSoftmax):
-        joint = joint_grid(method, task, rest, states)
-        return Quadrature(method.tolerance, joint.nodes, points=joint.points)
-    heads = head_grid(method, task, rest, states)
-    return Quadrature(method.tolerance, heads.nodes, heads.frequencies)
+        return joint_grid(method, task, rest, states)
+    raise invalid("method", f"MonteCarlo(...), the only one that {type(rest).__name__} supports", method)
 
 
 def nodes_needed(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Float[Array, " N"]:

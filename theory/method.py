@@ -3,7 +3,6 @@
 import equinox as eqx
 
 from theory._checks import invalid, whole
-from theory._nodes import half_again
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.order import OrderParameters
 from theory.task import SingleLocation
@@ -81,13 +80,6 @@ class Quadrature(eqx.Module):
         points = tuple(up(count) for count in self.points) if isinstance(self.points, tuple) else self.points
         nodes, frequencies = (None if n is None else up(n) for n in (self.nodes, self.frequencies))
         return Quadrature(self.tolerance, nodes, frequencies, points)
-
-    def refined(self) -> "Quadrature":
-        """Half as many nodes again of every kind, and 100 times less outside the windows (counts must be set)."""
-
-        points = tuple(map(half_again, self.points)) if isinstance(self.points, tuple) else self.points
-        nodes, frequencies = (None if n is None else half_again(n) for n in (self.nodes, self.frequencies))
-        return Quadrature(max(self.tolerance / 100, 1e-13), nodes, frequencies, points)
 
     def fitted(self, task: SingleLocation, activation: Activation, order: OrderParameters) -> "Quadrature":
         """This method with the node counts that the given state (or the hardest of several) needs.

@@ -18,7 +18,7 @@ from theory.activation import Activation, BayesSoftmax
 from theory.fit import State, TooWide, fit
 from theory.method import Method, Quadrature, default_method
 from theory.order import OrderParameters
-from theory.risk import evaluate_risk
+from theory.risk import evaluate_risk, risk_error
 from theory.task import SingleLocation
 
 _MAX_STEPS = 1000
@@ -170,7 +170,7 @@ def optimal_risk(
             values = np.linalg.eigvalsh(np.asarray(slope[1].r))
     order, combined = _state(y)[1], eqx.combine(y[0], rest)
     risk = float(np.nanmin(risks))
-    error = _error(task, rest, (y[0], order), fitted, risk)
+    error = risk_error(task, combined, order, fitted, jnp.asarray(risk))
     largest = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(_pulled_back(y, slope)))
     gradient, orthogonal, reached = jnp.asarray(largest), jnp.asarray(values[0]), jnp.sort(jnp.asarray(risks))
     return Optimum(jnp.asarray(risk), error, order, combined, gradient, orthogonal, reached, task, fitted)
@@ -296,22 +296,3 @@ def _pulled_back(y: Coordinates, slope: State) -> Coordinates:
     """The gradient in the coordinates, r = m mᵀ + W Wᵀ."""
     _, m, w = y
     return slope[0], slope[1].m + 2 * slope[1].r @ m, None if w is None else 2 * slope[1].r @ w
-
-
-@eqx.filter_jit
-def _risk_with_error(task: SingleLocation, state: State, rest: Activation, method: Method) -> tuple[Array, Array]:
-    value, error = evaluate_risk(task, eqx.combine(state[0], rest), state[1], method, with_error=True)
-    assert error is not None
-    return value, error
-
-
-def _error(task: SingleLocation, rest: Activation, state: State, method: Method, value: float) -> Array:
-    """The change under refinement; on Sobol points and for sampling what `population_risk` says."""
-    if isinstance(method, Quadrature) and not isinstance(method.points, int):
-        return jnp.abs(_value(task, rest, state, method.refined()) - value)
-    return _risk_with_error(task, state, rest, method)[1]
-
-
-@eqx.filter_jit
-def _value(task: SingleLocation, rest: Activation, state: State, method: Method) -> Array:
-    return evaluate_risk(task, eqx.combine(state[0], rest), state[1], method)[0]

@@ -10,9 +10,8 @@ from jaxtyping import Array, Float
 
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
-from theory._nodes import half_again
-from theory.activation import Activation, BayesSoftmax, HeadNormalized
-from theory.fit import MOST_NODES, State, fit, flat, head_grid, joint_grid, nodes_needed
+from theory.activation import Activation
+from theory.fit import MOST_NODES, State, fit, flat, grid_for, nodes_needed
 from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.scores import score_law
@@ -85,13 +84,20 @@ def evaluate_risk(
     """(risk, error) without checks of shapes; `guarded` makes traced states that need more nodes an error."""
     if isinstance(method, MonteCarlo):
         return _sampled(task, activation, order, method)
-    if not isinstance(method, Quadrature):
-        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
-    if isinstance(activation, HeadNormalized):
-        return _head_by_head(task, activation, order, method, with_error, guarded)
-    if isinstance(activation, BayesSoftmax):
-        return _jointly(task, activation, order, method, with_error, guarded)
-    raise invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
+    grid, known = _grid(task, activation, order, method)
+    value, _ = _integrated(task, activation, order, grid)
+    if guarded and not known:
+        value = refused_if(value, _exceeds(task, activation, order, grid))
+    return value, _refinement(task, activation, order, grid, value) if with_error else None
+
+
+def risk_error(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method, value: Array
+) -> Float[Array, ""]:
+    """The error of `value`, the risk by this method, which is not evaluated again."""
+    if isinstance(method, MonteCarlo):
+        return _sampled(task, activation, order, method)[1]
+    return _refinement(task, activation, order, _grid(task, activation, order, method)[0], value)
 
 
 def recorded_risk(
@@ -136,17 +142,25 @@ def _risk_each(task: SingleLocation, rest: Activation, states: State, usable: Ar
     return jax.lax.map(one, (states, usable))
 
 
-def _alone(activation: Activation, order: OrderParameters) -> tuple[State, Activation]:
-    """One state with a leading axis, and what is not trained."""
+def _grid(
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method
+) -> tuple[_heads.Grid | _joint.Grid, bool]:
+    """The grid for one state, and whether the state is known."""
+    if not isinstance(method, Quadrature):
+        raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
     trained, rest = activation.split()
-    return jax.tree.map(lambda leaf: leaf[None], (trained, order)), rest
+    states: State = jax.tree.map(lambda leaf: leaf[None], (trained, order))
+    return grid_for(method, task, rest, states), is_concrete(states, rest, task)
 
 
 @eqx.filter_jit
-def _assembled(
-    task: SingleLocation, activation: HeadNormalized, order: OrderParameters, grid: _heads.Grid
-) -> tuple[Array, Array]:
-    """1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ, and the largest miss of a sum of weights."""
+def _integrated(
+    task: SingleLocation, activation: Activation, order: OrderParameters, grid: _heads.Grid | _joint.Grid
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The risk, and for heads normalized each on its own the largest miss of a sum of weights:
+    1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ."""
+    if isinstance(grid, _joint.Grid):
+        return _joint.joint_risk(*_joint.law(task, activation, order), grid), jnp.zeros(())
     scores, form = _heads.law(task, activation, order)
     moments = _heads.head_moments(scores, form.sink, grid)
     share = form.scale / order.heads
@@ -154,56 +168,35 @@ def _assembled(
     return risk, jnp.max(jnp.abs(moments.total - 1) * jnp.maximum(jnp.abs(share), share**2) * order.heads)
 
 
-def _head_by_head(
+def _exceeds(
+    task: SingleLocation, activation: Activation, order: OrderParameters, grid: _heads.Grid | _joint.Grid
+) -> Array:
+    """Whether the state needs more than the grid for even the tolerance `GUARD`."""
+    if isinstance(grid, _joint.Grid):
+        return _joint.exceeds(*_joint.law(task, activation, order), grid, GUARD)
+    scores, form = _heads.law(task, activation, order)
+    nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(GUARD))
+    return (nodes > grid.nodes) | (frequencies > grid.frequencies)
+
+
+def _refinement(
     task: SingleLocation,
-    activation: HeadNormalized,
+    activation: Activation,
     order: OrderParameters,
-    method: Quadrature,
-    with_error: bool,
-    guarded: bool,
-) -> tuple[Array, Array | None]:
-    states, rest = _alone(activation, order)
-    grid = head_grid(method, task, rest, states)
-    value, _ = _assembled(task, activation, order, grid)
-    if guarded and not is_concrete(states, rest, task):
-        scores, form = _heads.law(task, activation, order)
-        nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(GUARD))
-        value = refused_if(value, (nodes > grid.nodes) | (frequencies > grid.frequencies))
-    if not with_error:
-        return value, None
-    finer = _heads.Grid(grid.tail / 100, half_again(grid.nodes), half_again(grid.frequencies))
-    refined, missing = _assembled(task, activation, order, finer)
-    return value, jnp.abs(value - refined) + 2 * missing
-
-
-@eqx.filter_jit
-def _joint_risk(
-    task: SingleLocation, activation: BayesSoftmax, order: OrderParameters, grid: _joint.Grid
-) -> Float[Array, ""]:
-    return _joint.joint_risk(*_joint.law(task, activation, order), grid)
-
-
-def _jointly(
-    task: SingleLocation,
-    activation: BayesSoftmax,
-    order: OrderParameters,
-    method: Quadrature,
-    with_error: bool,
-    guarded: bool,
-) -> tuple[Array, Array | None]:
-    states, rest = _alone(activation, order)
-    grid = joint_grid(method, task, rest, states)
-    value = _joint_risk(task, activation, order, grid)
-    if guarded and not is_concrete(states, rest, task):
-        value = refused_if(value, _joint.exceeds(*_joint.law(task, activation, order), grid, GUARD))
-    if not with_error:
-        return value, None
-    refined = _joint_risk(task, activation, order, _joint.refined(grid))
+    grid: _heads.Grid | _joint.Grid,
+    value: Array,
+) -> Array:
+    """How far `value`, the risk on this grid, may be off: from a finer one that leaves less outside."""
+    if isinstance(grid, _heads.Grid):
+        refined, missing = _integrated(task, activation, order, _heads.refined(grid))
+        return jnp.abs(value - refined) + 2 * missing
+    refined, _ = _integrated(task, activation, order, _joint.refined(grid))
     error = 1.1 * jnp.abs(value - refined)  # the refined value is not exact either
     if not isinstance(grid.points, tuple):
-        others = [_joint_risk(task, activation, order, grid._replace(seed=2 * i + 2)) for i in range(SCRAMBLES)]
+        seeds = (grid._replace(seed=2 * i + 2) for i in range(SCRAMBLES))
+        others = [_integrated(task, activation, order, other)[0] for other in seeds]
         error = error + jnp.std(jnp.stack([value, *others]), ddof=1)
-    return value, error
+    return error
 
 
 def refused_if(value: Array, beyond: Array) -> Array:
