@@ -19,9 +19,9 @@ from jaxtyping import Array, Float
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
-from theory._nodes import EDGE, axis_count, bent_nodes, rounded_count
+from theory._nodes import EDGE, bent_nodes
 from theory.activation import BayesSoftmax
-from theory.fit import log_rare
+from theory.fit import points_grid
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
 from theory.risk import GUARD, SCRAMBLES, refused_if
@@ -136,18 +136,15 @@ def _axes(task: SingleLocation) -> Float[Array, "F F"]:
 
 
 def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
-    if method.frequencies is not None:
-        raise invalid("method", "points in place of frequencies for the Bayes risk", method)
-    log_tail = log_rare(method, task)
-    if method.nodes is not None and method.points is not None:
-        return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
-    if not is_concrete(task):
-        points = _joint.layout((_TRACED_AXES.get(task.features, _TRACED_AXES[3]),) * task.features, log_tail)
-        return _joint.Grid(method.tail, log_tail, _TRACED_NODES, points)
-    points = _joint.layout(tuple(axis_count(each, log_tail) for each in np.asarray(_spreads(task, log_tail))), log_tail)
-    grid = _joint.Grid(method.tail, log_tail, 4, points)
-    nodes = float(_joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), method.tail))
-    return grid._replace(nodes=rounded_count(nodes + 6))
+    each = _TRACED_AXES.get(task.features, _TRACED_AXES[3])
+    return points_grid(
+        method,
+        task,
+        "the Bayes risk",
+        traced=None if is_concrete(task) else (_TRACED_NODES, (each,) * task.features),
+        spreads=lambda log_tail: _spreads(task, log_tail),
+        need=lambda grid: _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), grid.tail),
+    )
 
 
 def _spreads(task: SingleLocation, log_tail: float) -> Float[Array, " F"]:

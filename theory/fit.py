@@ -1,5 +1,6 @@
 """Node counts that states need, for both exact engines."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -61,7 +62,8 @@ def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states:
 def nodes_needed(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Float[Array, " N"]:
     """The largest count that each state needs in one integration variable."""
     if isinstance(rest, BayesSoftmax):
-        return _joint_need(task, rest, states, _laid_out(method, task, states))
+        grid = _laid_out(method, _log_rare(method, task), _spreads(task, states).max(0))
+        return _joint_need(task, rest, states, grid)
     return jnp.maximum(*heads_need(task, rest, states, jnp.asarray(method.tail)))
 
 
@@ -99,35 +101,56 @@ def heads_need(
 
 def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _joint.Grid:
     """The grid for heads with one normalizer."""
+    return points_grid(
+        method,
+        task,
+        type(rest).__name__,
+        traced=None if is_concrete(states, task, rest) else (_TRACED_NODES, (_TRACED_AXIS,) * states[1].heads),
+        spreads=lambda log_tail: _spreads(task, states).max(0),
+        need=lambda grid: _joint_need(task, rest, states, grid).max(),
+    )
+
+
+def points_grid(
+    method: Quadrature,
+    task: SingleLocation,
+    owner: str,
+    *,
+    traced: tuple[int, tuple[int, ...]] | None,
+    spreads: Callable[[float], Array],
+    need: Callable[[_joint.Grid], Array],
+) -> _joint.Grid:
+    """The grid of an average over one token's Gaussian vector, whose principal axes have these standard deviations
+    (narrow first; given the log of the inverse weight at which points end). `traced` are its nodes, and points per
+    axis, where values are not known; `need` says how many nodes a grid with its points needs."""
     _check_rounding(method, task)
     if method.frequencies is not None:
-        raise invalid("method", f"points in place of frequencies for {type(rest).__name__}", method)
-    log_tail = log_rare(method, task)
+        raise invalid("method", f"points in place of frequencies for {owner}", method)
+    log_tail = _log_rare(method, task)
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
-    heads = states[1].heads
-    if not is_concrete(states, task, rest):
-        return _joint.Grid(method.tail, log_tail, _TRACED_NODES, _joint.layout((_TRACED_AXIS,) * heads, log_tail))
-    grid = _laid_out(method, task, states)
-    nodes = float(_joint_need(task, rest, states, grid).max())
-    if not nodes <= MOST_NODES:
+    if traced is not None:
+        nodes, counts = traced
+        return _joint.Grid(method.tail, log_tail, nodes, _joint.layout(counts, log_tail))
+    grid = _laid_out(method, log_tail, spreads(log_tail))
+    needed = float(need(grid))
+    if not needed <= MOST_NODES:
         raise _too_wide(
             f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
-            f"{method.tolerance}, which needs {nodes:.0f}",
+            f"{method.tolerance}, which needs {needed:.0f}",
         )
-    return grid._replace(nodes=rounded_count(nodes + 6))
+    return grid._replace(nodes=rounded_count(needed + 6))
 
 
-def log_rare(method: Quadrature, task: SingleLocation) -> float:
+def _log_rare(method: Quadrature, task: SingleLocation) -> float:
     """Log of the inverse weight at which points may end: rare among all tokens."""
     length = int(task.length) if is_concrete(task.length) else TRACED_LENGTH
     return float(np.log((length - 1) / (5 * method.tail)))
 
 
-def _laid_out(method: Quadrature, task: SingleLocation, states: State) -> _joint.Grid:
-    """Points that the states need; nodes are yet to be counted."""
-    log_tail = log_rare(method, task)
-    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(_spreads(task, states)).max(0))
+def _laid_out(method: Quadrature, log_tail: float, spreads: Array) -> _joint.Grid:
+    """Points for these spreads; nodes are yet to be counted."""
+    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(spreads))
     return _joint.Grid(method.tail, log_tail, 4, _joint.layout(counts, log_tail))
 
 

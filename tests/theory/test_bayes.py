@@ -259,3 +259,8 @@ def test_no_activation_beats_it(seed, family, length, snr, size):
 def test_wrong_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(th.SingleLocation(5, 1.0, FLIP))
+
+
+def test_tolerances_below_the_rounding_of_many_tokens_are_refused():
+    with pytest.raises(ValueError, match="tolerance: expected at least 1e-05 at L = 10000000000"):
+        th.bayes_risk(th.SingleLocation(10**10, 1.0, FLIP))
