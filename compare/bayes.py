@@ -103,7 +103,7 @@ def trained_risk(
     )  # fmt: skip
     trajectory = train(
         SingleLocation(length, snr, prior), layer, learning_rate=learning_rate, time=time, batch=batch, key=data,
-        bias_rate=bias_rate, record=2, evaluation=4000, progress=progress, throw=False,
+        bias_rate=bias_rate, record=2, evaluation=500, progress=progress, throw=False,
     )  # fmt: skip
     return trajectory.to_xarray()
 
@@ -125,7 +125,7 @@ def bayes_against_snr(prior: Prior, *, snrs: Sequence[float], length: int) -> xr
 def _method(activation: str, heads: int, features: int, tolerance: float) -> Quadrature:
     """Counts that most optima do with, for the lines of a figure to share compiled code; they grow where needed."""
     if activation != "B-softmax":
-        return Quadrature(tolerance, nodes=64, frequencies=64)
+        return Quadrature(tolerance, nodes=64, frequencies=64 if activation == "softmax" else 96)
     wide = min(heads, features)
     return Quadrature(tolerance, nodes=64, points=(1,) * (heads - wide) + (48 if wide < 3 else 32,) * wide)
 

@@ -15,7 +15,7 @@ drop the rule of a function of tangents, and a second derivative would miss the 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -200,7 +200,7 @@ def standard_points(grid: Grid, axes: int, owner: str) -> Points:
     return Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))
 
 
-def _points(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
+def points_of(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     """Points for ℓ≠ε, and for token ε with a leading axis: one set for all components, or one for each."""
     noise = standard_points(grid, heads, "head")
     if isinstance(grid.points, tuple):
@@ -211,6 +211,18 @@ def _points(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     return noise, Points(split, np.full((components, each), 1 / each))
 
 
+def padded(points: tuple[Points, Points]) -> tuple[Points, Points]:
+    """Points of weight zero added up to few different numbers, for grids of many sizes to share compiled code."""
+
+    def fill(array: Any) -> np.ndarray:
+        count = array.shape[-1]
+        bits = (count - 1).bit_length()
+        whole = 2 ** (bits if bits > 12 else -(-bits // 3) * 3)  # where it costs nothing a power of eight
+        return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, whole - count)])
+
+    return jax.tree.map(fill, points)
+
+
 def _terms(x: Float[Array, " H"]) -> tuple[Array, Array]:
     """s = log Σ_h e^{x_h}, and the average of γ itself."""
     return logsumexp(x), jnp.ones((1, 1))
@@ -218,8 +230,15 @@ def _terms(x: Float[Array, " H"]) -> tuple[Array, Array]:
 
 def prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points, Window, Array]:
     """Points, window and L−1."""
+    points = points_of(grid, scores.noise.shape[-1], scores.weights.shape[0])
+    noise, signal = jax.tree.map(jnp.asarray, points)
+    return noise, signal, *_placed(scores, biases, (noise, signal), grid.tail)
+
+
+def _placed(scores: Scores, biases: Array, points: tuple[Points, Points], tail: float | Array) -> tuple[Window, Array]:
+    """Window and L−1."""
+    noise, signal = points
     components = scores.weights.shape[0]
-    noise, signal = jax.tree.map(jnp.asarray, _points(grid, scores.noise.shape[-1], components))
     others = jnp.asarray(scores.length, jnp.float64) - 1
 
     def s(mean: Array, covariance: Array, z: Array) -> Array:
@@ -228,14 +247,14 @@ def prepared(scores: Scores, biases: Array, grid: Grid) -> tuple[Points, Points,
     z, weight = (jnp.broadcast_to(a, (components, *a.shape[1:])) for a in signal)
     s_signal = jax.vmap(s)(scores.mean, scores.signal, z)
     s_noise = s(jnp.zeros_like(biases), scores.noise, noise.z)
-    place = window((s_noise, noise.weight), (s_signal, scores.weights[:, None] * weight), others, grid.tail)
-    return noise, signal, place, others
+    place = window((s_noise, noise.weight), (s_signal, scores.weights[:, None] * weight), others, tail)
+    return place, others
 
 
-def needed(scores: Scores, biases: Array, grid: Grid) -> Array:
-    """Nodes in u, for the points of the grid."""
-    _, _, place, others = prepared(scores, biases, grid)
-    return needed_nodes(place, others, grid.tail)
+def needed(scores: Scores, biases: Array, points: tuple[Points, Points], tail: float | Array) -> Array:
+    """Nodes in u, for these points."""
+    place, others = _placed(scores, biases, points, tail)
+    return needed_nodes(place, others, tail)
 
 
 def exceeds(scores: Scores, biases: Array, grid: Grid, tolerance: float) -> Array:

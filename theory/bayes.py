@@ -143,10 +143,16 @@ def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
         "the Bayes risk",
         traced=None if is_concrete(task) else (_TRACED_NODES, (each,) * task.features),
         spreads=lambda log_tail: _spreads(task, log_tail),
-        need=lambda grid: _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), grid.tail),
+        need=lambda grid: _need(task, grid),
     )
 
 
+@eqx.filter_jit
+def _need(task: SingleLocation, grid: _joint.Grid) -> Float[Array, ""]:
+    return _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), grid.tail)
+
+
+@eqx.filter_jit
 def _spreads(task: SingleLocation, log_tail: float) -> Float[Array, " F"]:
     """Slopes of log w along the axes; a Gaussian component's grows with u, to where sharpness still counts."""
     axes, ratio = _axes(task), _Ratio.of(task)

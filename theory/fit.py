@@ -11,11 +11,11 @@ from jaxtyping import Array, Float
 
 from theory import _heads, _joint
 from theory._checks import invalid, is_concrete
-from theory._nodes import axis_count, rounded_count
+from theory._nodes import Points, axis_count, rounded_count
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.method import Quadrature
 from theory.order import OrderParameters
-from theory.scores import score_law
+from theory.scores import Scores
 from theory.task import SingleLocation
 
 # Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
@@ -30,6 +30,8 @@ class TooWide(ValueError):
 
 # trained leaves of an activation and order parameters that belong together
 State = tuple[Activation, OrderParameters]
+# law of the scores, and the heads' form or (one normalizer) biases
+Law = tuple[Scores, Any]
 
 
 def repeated(tree: Any, lead: tuple[int, ...]) -> Any:
@@ -59,12 +61,27 @@ def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states:
     raise invalid("method", f"MonteCarlo(...), the only one that {type(rest).__name__} supports", method)
 
 
+@eqx.filter_jit
+def law_of(task: SingleLocation, activation: Activation, order: OrderParameters) -> Law:
+    """All that the risk depends on. It does not know the number of features: states of different tasks share code."""
+    law = (_joint if isinstance(activation, BayesSoftmax) else _heads).law(task, activation, order)
+    # with weak types (those of Python numbers) code would be compiled again
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64) if eqx.is_inexact_array(leaf) else leaf, law)
+
+
+@eqx.filter_jit
+def _laws(task: SingleLocation, rest: Activation, states: State) -> Law:
+    """The laws of several states, with their leading axis."""
+    one = lambda state: law_of(task, eqx.combine(state[0], rest), state[1])  # noqa: E731
+    return eqx.filter_vmap(one, out_axes=eqx.if_array(0))(states)
+
+
 def nodes_needed(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Float[Array, " N"]:
     """The largest count that each state needs in one integration variable."""
+    laws = _laws(task, rest, states)
     if isinstance(rest, BayesSoftmax):
-        grid = _laid_out(method, _log_rare(method, task), _spreads(task, states).max(0))
-        return _joint_need(task, rest, states, grid)
-    return jnp.maximum(*heads_need(task, rest, states, jnp.asarray(method.tail)))
+        return _joint_need(laws, _laid_out(method, _log_rare(method, task), _spreads(laws[0]).max(0)))
+    return jnp.maximum(*_heads_need(laws, jnp.asarray(method.tail)))
 
 
 def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid:
@@ -76,7 +93,7 @@ def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states
         return _heads.Grid(method.tail, method.nodes, method.frequencies)
     if not is_concrete(states, task, rest):
         return _heads.Grid(method.tail, _TRACED_NODES, _TRACED_FREQUENCIES)
-    nodes, frequencies = heads_need(task, rest, states, jnp.asarray(method.tail))
+    nodes, frequencies = _heads_need(_laws(task, rest, states), jnp.asarray(method.tail))
     grid = _heads.Grid(method.tail, *_heads.rounded_counts(float(nodes.max()), float(frequencies.max())))
     if max(grid.nodes, grid.frequencies) > MOST_NODES:
         raise _too_wide(
@@ -87,16 +104,9 @@ def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states
 
 
 @eqx.filter_jit
-def heads_need(
-    task: SingleLocation, rest: Activation, states: State, tail: Array
-) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
-    """Nodes and frequencies that each state of heads normalized one by one needs."""
-
-    def one(state: State) -> tuple[Array, Array]:
-        scores, form = _heads.law(task, eqx.combine(state[0], rest), state[1])
-        return _heads.needed(scores, form.sink, tail)
-
-    return jax.vmap(one)(states)
+def _heads_need(laws: Law, tail: Array) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
+    """Nodes and frequencies that each law of heads normalized one by one needs."""
+    return eqx.filter_vmap(lambda law: _heads.needed(law[0], law[1].sink, tail))(laws)
 
 
 def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _joint.Grid:
@@ -106,8 +116,8 @@ def joint_grid(method: Quadrature, task: SingleLocation, rest: Activation, state
         task,
         type(rest).__name__,
         traced=None if is_concrete(states, task, rest) else (_TRACED_NODES, (_TRACED_AXIS,) * states[1].heads),
-        spreads=lambda log_tail: _spreads(task, states).max(0),
-        need=lambda grid: _joint_need(task, rest, states, grid).max(),
+        spreads=lambda log_tail: _spreads(_laws(task, rest, states)[0]).max(0),
+        need=lambda grid: _joint_need(_laws(task, rest, states), grid).max(),
     )
 
 
@@ -155,16 +165,25 @@ def _laid_out(method: Quadrature, log_tail: float, spreads: Array) -> _joint.Gri
 
 
 @eqx.filter_jit
-def _spreads(task: SingleLocation, states: State) -> Float[Array, "N H"]:
-    return jax.vmap(lambda order: _joint.spreads(score_law(task, order)))(states[1])
+def _spreads(scores: Scores) -> Float[Array, "N H"]:
+    return eqx.filter_vmap(_joint.spreads)(scores)
+
+
+def _joint_need(laws: Law, grid: _joint.Grid) -> Float[Array, " N"]:
+    """Nodes that each law of heads with one normalizer needs on the points of the grid."""
+    points = _joint.points_of(grid, laws[0].noise.shape[-1], laws[0].mean.shape[-2])
+    return _need_on(laws, jax.tree.map(jnp.asarray, _joint.padded(points)), jnp.asarray(grid.tail))
 
 
 @eqx.filter_jit
-def _joint_need(task: SingleLocation, rest: Activation, states: State, grid: _joint.Grid) -> Float[Array, " N"]:
-    def one(state: State) -> Array:
-        return _joint.needed(*_joint.law(task, eqx.combine(state[0], rest), state[1]), grid)
+def _need_on(laws: Law, points: tuple[Points, Points], tail: Array) -> Float[Array, " N"]:
+    arrays, fixed = eqx.partition(laws, eqx.is_array)
 
-    return jax.lax.map(one, states)
+    def one(own: Law) -> Array:
+        scores, biases = eqx.combine(own, fixed)
+        return _joint.needed(scores, biases, points, tail)
+
+    return jax.lax.map(one, arrays)
 
 
 def _too_wide(expected: str, got: str) -> TooWide:

@@ -15,16 +15,17 @@ from tqdm import tqdm
 
 from theory._checks import instance, invalid, typed_key, whole
 from theory.activation import Activation, BayesSoftmax
-from theory.fit import State, TooWide, fit
+from theory.fit import Law, State, TooWide, fit, grid_for, law_of
 from theory.method import Method, Quadrature, default_method
 from theory.order import OrderParameters
-from theory.risk import evaluate_risk, risk_error
+from theory.risk import evaluate_risk, risk_and_slope, risk_error, varied
 from theory.task import SingleLocation
 
 _MAX_STEPS = 1000
 _NEGATIVE = 10  # times the tolerance: an eigenvalue below −this is no error of the evaluation
 _REFITS = 5
-_HALVINGS, _NARROW = 12, 256  # a start that needs more nodes than this is narrowed
+_ROUGH = 1e-2  # tolerance of nodes for starts
+_HALVINGS, _NARROW = 12, 64  # a start that roughly needs more nodes than this is narrowed
 
 
 class Optimum(eqx.Module):
@@ -146,11 +147,13 @@ def optimal_risk(
         begin[0] = _given(first, task, activation, heads)
     rest = activation.split()[1]
     points = [_narrowed(method, task, rest, (trained, m, None)) for trained, m in begin]
-    least = _fitted(method, task, rest, points, None)  # one compiled function for all starts
-    if least is None:
-        raise invalid("method", "a method that integrates the starts", method)
+    least = method
+    for point in points:  # roughly, and one compiled function for all of them
+        least = _fitted(least, task, rest, point, rough=True)
+        if least is None:
+            raise invalid("method", "a method that integrates the starts", method)
     bar = tqdm(points, desc="starts", delay=2, leave=False, disable=not progress)
-    ends = [_descend(task, rest, point, method, least) for point in bar]
+    ends = [_descend(task, rest, point, least) for point in bar]
     risks = np.array([np.nan if end is None else end[1] for end in ends])
     if not np.isfinite(risks).any():
         raise RuntimeError(
@@ -163,7 +166,7 @@ def optimal_risk(
     slope = _value_and_slope(task, rest, _state(y), fitted)[1]
     values, vectors = np.linalg.eigh(np.asarray(slope[1].r))
     if values[0] < -_NEGATIVE * (method.tolerance if isinstance(method, Quadrature) else 1e-3):
-        wider = _descend(task, rest, (y[0], y[1], 0.1 * jnp.asarray(vectors[:, :1])), method, fitted)
+        wider = _descend(task, rest, (y[0], y[1], 0.1 * jnp.asarray(vectors[:, :1])), fitted)
         if wider is not None and wider[1] < best[1]:
             y, risks[int(np.nanargmin(risks))], fitted = wider
             slope = _value_and_slope(task, rest, _state(y), fitted)[1]
@@ -230,7 +233,7 @@ def _state(y: Coordinates) -> State:
 
 
 def _descend(
-    task: SingleLocation, rest: Activation, y: Coordinates, method: Method, least: Method
+    task: SingleLocation, rest: Activation, y: Coordinates, least: Method
 ) -> tuple[Coordinates, float, Method] | None:
     """The minimum reached, its risk, and the method with the nodes it needs (no fewer than `least`); None if none."""
     fitted, value = least, np.nan
@@ -238,7 +241,7 @@ def _descend(
         y, value = _minimized(task, rest, y, fitted)
         if not np.isfinite(value):
             return None
-        wider = _fitted(method, task, rest, [y], fitted)
+        wider = _fitted(fitted, task, rest, y)
         if wider is None:
             return None
         if wider == fitted:
@@ -248,27 +251,38 @@ def _descend(
 
 
 def _fitted(
-    method: Method, task: SingleLocation, rest: Activation, ys: list[Coordinates], least: Method | None
+    least: Method, task: SingleLocation, rest: Activation, y: Coordinates, *, rough: bool = False
 ) -> Method | None:
-    """`method` with the nodes that these states need, rounded up to few different numbers; None if too many."""
-    if not isinstance(method, Quadrature):
-        return method
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(_state(y) for y in ys))
+    """`least` with more nodes where the state needs them, rounded up to few different numbers; None if too many."""
+    if not isinstance(least, Quadrature):
+        return least
+    tolerance = max(least.tolerance, _ROUGH) if rough else least.tolerance
     try:
-        wider = fit(Quadrature(method.tolerance), task, rest, states).coarsened().at_least(method)
+        needed = fit(Quadrature(tolerance), task, rest, jax.tree.map(lambda leaf: leaf[None], _state(y)))
     except TooWide:  # the scores have run away
         return None
-    return wider.at_least(least) if isinstance(least, Quadrature) else wider
+    return least.at_least(needed.coarsened())
 
 
 def _narrowed(method: Method, task: SingleLocation, rest: Activation, y: Coordinates) -> Coordinates:
-    """The start with its heads halved until few nodes integrate it: minima lie at moderate scores."""
+    """The start with its heads halved, while that helps, until few nodes are enough: minima lie at moderate scores."""
+    if not isinstance(method, Quadrature):
+        return y
+
+    def most(y: Coordinates) -> float:
+        fitted = _fitted(Quadrature(method.tolerance), task, rest, y, rough=True)
+        counts = (fitted.nodes, fitted.frequencies) if isinstance(fitted, Quadrature) else (np.inf,)
+        return float(max(n for n in counts if n))
+
+    count = most(y)
     for _ in range(_HALVINGS):
-        fitted = _fitted(method, task, rest, [y], None)
-        counts = [n for n in (fitted.nodes, fitted.frequencies) if n] if isinstance(fitted, Quadrature) else []
-        if fitted is not None and max(counts, default=0) <= _NARROW:
+        if count <= _NARROW:
             break
-        y = (y[0], y[1] / 2, y[2])
+        half = (y[0], y[1] / 2, y[2])
+        less = most(half)
+        if less >= count and np.isfinite(count):
+            break
+        y, count = half, less
     return y
 
 
@@ -280,15 +294,31 @@ def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: M
         value, slope = _value_and_slope(task, rest, _state(y), method)
         return float(value), np.asarray(ravel_pytree(_pulled_back(y, slope))[0])
 
+    gtol = method.tolerance / 10 if isinstance(method, Quadrature) else 1e-6
     with warnings.catch_warnings():  # a line search that ends at the risk's own error says nothing new
         warnings.simplefilter("ignore", RuntimeWarning)
-        found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": 1e-6, "maxiter": _MAX_STEPS})
+        found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": gtol, "maxiter": _MAX_STEPS})
     return back(jnp.asarray(found.x)), float(found.fun)
 
 
-@eqx.filter_jit
 def _value_and_slope(task: SingleLocation, rest: Activation, state: State, method: Method) -> tuple[Array, State]:
     """The risk, and ∂E in the trained leaves, m and r."""
+    if not isinstance(method, Quadrature):
+        return _sampled_slope(task, rest, state, method)
+    law = law_of(task, eqx.combine(state[0], rest), state[1])
+    value, slope = risk_and_slope(law, grid_for(method, task, rest, state))
+    return value, _chained(task, rest, state, slope)
+
+
+@eqx.filter_jit
+def _chained(task: SingleLocation, rest: Activation, state: State, slope: Law) -> State:
+    """The slope in the state from that in the law."""
+    own = lambda state: varied(law_of(task, eqx.combine(state[0], rest), state[1]))  # noqa: E731
+    return jax.vjp(own, state)[1](slope)[0]
+
+
+@eqx.filter_jit
+def _sampled_slope(task: SingleLocation, rest: Activation, state: State, method: Method) -> tuple[Array, State]:
     return jax.value_and_grad(lambda s: evaluate_risk(task, eqx.combine(s[0], rest), s[1], method)[0])(state)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
 from theory.activation import Activation
-from theory.fit import MOST_NODES, State, fit, flat, grid_for, nodes_needed
+from theory.fit import MOST_NODES, Law, State, fit, flat, grid_for, law_of, nodes_needed
 from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.scores import score_law
@@ -85,10 +85,11 @@ def evaluate_risk(
     if isinstance(method, MonteCarlo):
         return _sampled(task, activation, order, method)
     grid, known = _grid(task, activation, order, method)
-    value, _ = _integrated(task, activation, order, grid)
+    law = law_of(task, activation, order)
+    value, _ = _integrated(law, grid)
     if guarded and not known:
-        value = refused_if(value, _exceeds(task, activation, order, grid))
-    return value, _refinement(task, activation, order, grid, value) if with_error else None
+        value = refused_if(value, _exceeds(law, grid))
+    return value, _refinement(law, grid, value) if with_error else None
 
 
 def risk_error(
@@ -97,7 +98,7 @@ def risk_error(
     """The error of `value`, the risk by this method, which is not evaluated again."""
     if isinstance(method, MonteCarlo):
         return _sampled(task, activation, order, method)[1]
-    return _refinement(task, activation, order, _grid(task, activation, order, method)[0], value)
+    return _refinement(law_of(task, activation, order), _grid(task, activation, order, method)[0], value)
 
 
 def recorded_risk(
@@ -154,47 +155,48 @@ def _grid(
 
 
 @eqx.filter_jit
-def _integrated(
-    task: SingleLocation, activation: Activation, order: OrderParameters, grid: _heads.Grid | _joint.Grid
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def _integrated(law: Law, grid: _heads.Grid | _joint.Grid) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The risk, and for heads normalized each on its own the largest miss of a sum of weights:
     1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ."""
+    scores, form = law
     if isinstance(grid, _joint.Grid):
-        return _joint.joint_risk(*_joint.law(task, activation, order), grid), jnp.zeros(())
-    scores, form = _heads.law(task, activation, order)
+        return _joint.joint_risk(scores, form, grid), jnp.zeros(())
     moments = _heads.head_moments(scores, form.sink, grid)
-    share = form.scale / order.heads
+    heads = scores.noise.shape[-1]
+    share = form.scale / heads
     risk = 1 - 2 * share @ moments.hit + share @ moments.overlap @ share
-    return risk, jnp.max(jnp.abs(moments.total - 1) * jnp.maximum(jnp.abs(share), share**2) * order.heads)
+    return risk, jnp.max(jnp.abs(moments.total - 1) * jnp.maximum(jnp.abs(share), share**2) * heads)
 
 
-def _exceeds(
-    task: SingleLocation, activation: Activation, order: OrderParameters, grid: _heads.Grid | _joint.Grid
-) -> Array:
+@eqx.filter_jit
+def risk_and_slope(law: Law, grid: _heads.Grid | _joint.Grid) -> tuple[Float[Array, ""], Law]:
+    """The risk, and its derivatives in what is `varied` of the law."""
+    return eqx.filter_value_and_grad(lambda part: _integrated(eqx.combine(part, law), grid)[0])(varied(law))
+
+
+def varied(law: Law) -> Law:
+    """The law without what does not depend on the state: weights of components and length."""
+    return eqx.filter(eqx.tree_at(lambda law: law[0].weights, law, None), eqx.is_inexact_array)
+
+
+def _exceeds(law: Law, grid: _heads.Grid | _joint.Grid) -> Array:
     """Whether the state needs more than the grid for even the tolerance `GUARD`."""
+    scores, form = law
     if isinstance(grid, _joint.Grid):
-        return _joint.exceeds(*_joint.law(task, activation, order), grid, GUARD)
-    scores, form = _heads.law(task, activation, order)
+        return _joint.exceeds(scores, form, grid, GUARD)
     nodes, frequencies = _heads.needed(scores, form.sink, jnp.asarray(GUARD))
     return (nodes > grid.nodes) | (frequencies > grid.frequencies)
 
 
-def _refinement(
-    task: SingleLocation,
-    activation: Activation,
-    order: OrderParameters,
-    grid: _heads.Grid | _joint.Grid,
-    value: Array,
-) -> Array:
+def _refinement(law: Law, grid: _heads.Grid | _joint.Grid, value: Array) -> Array:
     """How far `value`, the risk on this grid, may be off: from a finer one that leaves less outside."""
     if isinstance(grid, _heads.Grid):
-        refined, missing = _integrated(task, activation, order, _heads.refined(grid))
+        refined, missing = _integrated(law, _heads.refined(grid))
         return jnp.abs(value - refined) + 2 * missing
-    refined, _ = _integrated(task, activation, order, _joint.refined(grid))
+    refined, _ = _integrated(law, _joint.refined(grid))
     error = 1.1 * jnp.abs(value - refined)  # the refined value is not exact either
     if not isinstance(grid.points, tuple):
-        seeds = (grid._replace(seed=2 * i + 2) for i in range(SCRAMBLES))
-        others = [_integrated(task, activation, order, other)[0] for other in seeds]
+        others = [_integrated(law, grid._replace(seed=2 * i + 2))[0] for i in range(SCRAMBLES)]
         error = error + jnp.std(jnp.stack([value, *others]), ddof=1)
     return error
 

@@ -8,6 +8,8 @@ import pytest
 import theory as th
 from tests.theory.sampling import bayes_softmax, finite_difference, sampled_risks
 from tests.theory.states import DEGENERATE, PRIORS, WORKED, random_state
+from theory import _joint
+from theory.fit import law_of
 
 # counts beyond what any state here needs, so that all of one shape share compiled code
 FINE = th.Quadrature(1e-9, nodes=56, points=(24, 40, 64))
@@ -262,6 +264,15 @@ def test_sobol_points_know_their_error():
         )
         missed += abs(float(value - coarse_risk(WORKED, activation, order))) > 3 * float(error) + 1e-6
     assert missed <= 1
+
+
+def test_added_points_of_weight_zero_change_no_count():
+    scores, biases = law_of(WORKED, th.BayesSoftmax(BIAS), random_state(5, heads=3, m=0.5))
+    points = _joint.points_of(_joint.Grid(1e-6, 14.0, 4, (5, 9, 17)), 3, WORKED.prior.components)
+    more = _joint.padded(points)
+    assert more[0].z.shape[-1] > points[0].z.shape[-1]
+    few, many = (_joint.needed(scores, biases, jax.tree.map(jnp.asarray, p), 1e-6) for p in (points, more))
+    assert float(few) == pytest.approx(float(many), rel=1e-12)
 
 
 def test_monte_carlo_agrees():

@@ -1,9 +1,15 @@
 """Optima against tables, closed-form limits and the Bayes risk."""
 
+import equinox as eqx
+import jax
 import numpy as np
 import pytest
 
 import theory as th
+from tests.theory.states import PRIORS, random_state
+from theory.fit import law_of
+from theory.optimum import _value_and_slope
+from theory.risk import evaluate_risk
 
 FLIP = th.sign_flips([0.0], [1.0])
 TWO = {
@@ -63,6 +69,33 @@ def test_gaussian_gap_closes_with_heads():
     assert np.all(np.diff(gaps) < 0)
     assert gaps[-1] > 0
     assert gaps[-1] < gaps[0] / 5
+
+
+@pytest.mark.parametrize(
+    ("activation", "method"),
+    [
+        (th.Softmax1([0.5, -0.5], 2.0, trained=True), th.Quadrature(1e-4, 32, 48)),
+        (th.BayesSoftmax("norm"), th.Quadrature(1e-4, 24, points=(8, 16))),
+    ],
+)
+def test_slopes_by_way_of_the_law_are_those_of_the_risk(activation, method):
+    task, order = th.SingleLocation(5, 2.0, PRIORS["mixture"]), random_state(1, heads=2)
+    trained, rest = activation.split()
+    value, slope = _value_and_slope(task, rest, (trained, order), method)
+
+    def risk(state):
+        return evaluate_risk(task, eqx.combine(state[0], rest), state[1], method)[0]
+
+    expected = jax.jit(jax.value_and_grad(risk))((trained, order))
+    for ours, theirs in zip(jax.tree.leaves((value, slope)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+def test_priors_of_as_many_components_share_compiled_code():
+    laws = [law_of(th.SingleLocation(5, 8.0, p), th.Softmax(), random_state(1, heads=2, features=p.features))
+            for p in (FLIP, th.one_hot(2))]  # fmt: skip
+    kinds = [[(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(eqx.filter(law, eqx.is_array))] for law in laws]
+    assert kinds[0] == kinds[1]
 
 
 def test_many_tokens():
