@@ -78,25 +78,29 @@ def test_stage_times_are_distributed_as_predicted():
 
 @pytest.mark.slow
 def test_measured_slopes_are_the_predicted_ones():
-    """Stage times of the chain, D = 10^2.5 … 10^4.5, each on its own start: within 5 % of the path and of 1/(2κ).
+    """Stage times of the chain, D = 10^2.5 … 10^4.5, own starts taken out: within 5 % of the path and of 1/(2κ).
 
-    r_0 = 0.01 and η/B = 0.05. The standard error is about 1 %, so a false alarm needs over three of them.
+    r_0 = 0.01 and η/B = 0.1; the standard error is required to be below 2.5 %, so that a false alarm needs two of them.
     """
-    dims, runs = (316, 3162, 31623), []
-    for dim in dims:
-        order = th.OrderParameters.initial(jax.random.key(3), heads=2, features=1, dim=dim, variance=0.01, replicas=40)
-        runs.append(
-            train_reduced(
-                PAIR, th.Softmax(), order, dim=dim, learning_rate=1.0, batch=20, time=45.0, key=jax.random.key(dim),
-                record=181, loss="limit", evaluation=2, progress=False,
-            )
+    dims, replicas, runs = (316, 3162, 31623), (400, 80, 32), []
+    for dim, count in zip(dims, replicas, strict=True):
+        order = th.OrderParameters.initial(
+            jax.random.key(3), heads=2, features=1, dim=dim, variance=0.01, replicas=count
+        )
+        end = 28.0 + 1.5 * np.log(dim / 316)
+        run = train_reduced(
+            PAIR, th.Softmax(), order, dim=dim, learning_rate=1.0, batch=10, time=end, key=jax.random.key(dim),
+            record=181, loss="limit", evaluation=2, progress=False,
         )  # fmt: skip
-    fit = log_dim_slope(dims, [stage_times(run) for run in runs], own_start=True, drop_censored=True)
+        runs.append(stage_times(run))
+    fit = log_dim_slope(dims, runs, own_start=True, drop_censored=True)
     path = th.predict_stages(
-        PAIR, th.Softmax(), 2, list(dims), variance=0.01, step_size=0.05, samples=16, progress=False
+        PAIR, th.Softmax(), 2, list(dims), variance=0.01, step_size=0.1, samples=16, progress=False
     )
     predicted = np.polyfit(np.log(dims), path.quantile(0.5)[:, 0], 1)[0]
-    assert fit.error[0] / fit.slope[0] < 0.02
+    print(fit, f"path {predicted:.4f}, limit {path.stages[0].slope:.4f}", sep="\n")
+    assert fit.dropped[0] < 0.02 * sum(replicas)
+    assert fit.error[0] / fit.slope[0] < 0.025
     assert abs(fit.slope[0] / predicted - 1) < 0.05
     assert abs(fit.slope[0] / path.stages[0].slope - 1) < 0.05
 
@@ -120,7 +124,7 @@ def test_worked_case_splits_in_order_of_variance():
 def test_an_uneven_split_is_repaired_by_an_excursion():
     """From the 3+/1− saddle one of the three heads turns back, crosses 0 and joins the other, in theory and chain.
 
-    16 replicas each, starts scattered as at D = 300; the chain from the same starts (limit loss, η/B = 0.5). The
+    8 replicas each, starts scattered as at D = 200; the chain from the same starts (limit loss, η/B = 0.5). The
     mean times of crossing agree within 4 standard errors: a false alarm has 6e-5.
     """
     free, groups = np.ones((4, 1), bool), (0, 0, 0, 1)
@@ -129,8 +133,8 @@ def test_an_uneven_split_is_repaired_by_an_excursion():
     assert spectrum.multiplets()[0][1:] == (2, "split, feature 1")
     assert -0.0081 < float(spectrum.eigenvalues[0]) < -0.0080
 
-    dim, end = 300, 1500.0
-    m = saddle.order.m[None] + jnp.sqrt(VARIANCE / dim) * jax.random.normal(jax.random.key(4), (16, 4, 1))
+    dim, end = 200, 900.0
+    m = saddle.order.m[None] + jnp.sqrt(VARIANCE / dim) * jax.random.normal(jax.random.key(4), (8, 4, 1))
     start = th.OrderParameters(m, m @ jnp.swapaxes(m, 1, 2) + 0.01 * jnp.eye(4)[None])
     flow = th.gradient_flow(
         PAIR, th.Softmax(), start, np.linspace(0, end, 301), step_size=STEP_SIZE, tolerance=1e-4,
@@ -144,9 +148,9 @@ def test_an_uneven_split_is_repaired_by_an_excursion():
     for run in (flow, chain):
         found = stage_times(run)
         assert np.all(found.groups[:, 0, 0] == [3, 1, 0])
-        assert np.sum(np.all(found.last_groups[:, 0] == [2, 2, 0], axis=-1)) >= 15
+        assert np.sum(np.all(found.last_groups[:, 0] == [2, 2, 0], axis=-1)) >= 7
         crossed.append(found.excursions.zero[np.isfinite(found.excursions.arrived)])
-        assert len(crossed[-1]) >= 15
+        assert len(crossed[-1]) >= 7
     means, errors = zip(*((x.mean(), x.std(ddof=1) / len(x) ** 0.5) for x in crossed), strict=True)
     assert abs(means[0] - means[1]) < 4 * np.hypot(*errors)
 
