@@ -200,6 +200,12 @@ def saddle_path(
         activation: the activation.
         heads: H, at most 12.
         method: as for `unspecialized_point`.
+
+    Example:
+        >>> import theory as th
+        >>> task = th.SingleLocation(length=4, snr=4.0, prior=th.sign_flips([0.0], [1.0]))
+        >>> [f"{stage.rate:.6f}" for stage in saddle_path(task, th.Softmax(), 2)]
+        ['0.375000', '0.000000']
     """
     if whole("heads", heads, 1) > _MOST_HEADS:
         raise invalid("heads", f"at most {_MOST_HEADS}, whose sign patterns are tried", heads)
@@ -256,13 +262,6 @@ def predict_stages(
         until: τ to which the flows run; by default until the slowest split of the saddles has had time to grow.
         method: of the saddles' risk, see `unspecialized_point`.
         progress: bars.
-
-    Example:
-        >>> import theory as th
-        >>> task = th.SingleLocation(length=4, snr=4.0, prior=th.sign_flips([0.0], [1.0]))
-        >>> staircase = th.predict_stages(task, th.Softmax(), 2, 1000, samples=8, variance=0.1, progress=False)
-        >>> print(f"{staircase.stages[0].rate:.6f}")
-        0.375000
     """
     instance("task", task, SingleLocation)
     dims = tuple(whole("dim", d, task.features + heads) for d in np.atleast_1d(dim).tolist())

@@ -49,6 +49,7 @@ def test_reference_trajectory():
     assert int(run.result) == th.Result.successful
 
 
+@pytest.mark.slow
 def test_tolerances_tighten_the_trajectory():
     start = random_state(3, m=0.2, w=0.5)
     runs = [
@@ -64,6 +65,7 @@ def test_tolerances_tighten_the_trajectory():
     assert errors[1] < errors[0] < 2e-3
 
 
+@pytest.mark.slow
 def test_early_rates_at_zero_keys():
     # dm_hf/dτ = (2/H)(1/L)(1−1/L)√ν E θ_f; a split along a feature with E θ_f = 0 grows at
     # (2/H)(1/L)(1−1/L)(1−2/L) ν E θ_f²

@@ -135,6 +135,7 @@ def test_zero_keys_have_the_rate_of_the_docs():
     np.testing.assert_allclose(-value, 4 * (1 / 4) * (3 / 4) * (1 / 2), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_equal_variances_are_one_multiplet_named_apart():
     task = th.SingleLocation(5, 1.0, th.sign_flips([1.0, 0.0, 0.0], [0.0, 1.0, 1.0]))
     point = th.unspecialized_point(task, th.Softmax(), heads=3)
