@@ -82,7 +82,7 @@ def test_measured_slopes_are_the_predicted_ones():
 
     r_0 = 0.01 and η/B = 0.1; the standard error is required to be below 2.5 %, so that a false alarm needs two of them.
     """
-    dims, replicas, runs = (316, 3162, 31623), (400, 80, 32), []
+    dims, replicas, runs = (316, 3162, 31623), (400, 120, 72), []
     for dim, count in zip(dims, replicas, strict=True):
         order = th.OrderParameters.initial(
             jax.random.key(3), heads=2, features=1, dim=dim, variance=0.01, replicas=count
