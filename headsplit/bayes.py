@@ -125,10 +125,11 @@ def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
             )
             optima = partial(optima_against_snr, prior, name, heads=heads, snrs=c.snrs, key=on_snr, **search)
             yield f"snr_{p}_{a}", f"{name}, {heads} heads: optima against ν", optima
-            optima = partial(optima_against_heads, prior, name, heads=c.heads, snr=c.snr, key=on_heads, **search)
-            yield f"heads_{p}_{a}", f"{name}: optima against H at ν = {c.snr:g}", optima
             for i, snr in enumerate(c.trained_snrs):
                 key = jax.random.fold_in(training, i)
                 run = partial(trained_risk, prior, name, heads=heads, snr=snr, key=key, **train, **shared)
                 what = f"{name}, {heads} heads: SGD at D = {c.dim}, ν = {snr:g}"
                 yield f"trained_{p}_{a}_{i}", what, run
+            # last: beside the optima against ν it would compile the same code at the same time
+            optima = partial(optima_against_heads, prior, name, heads=c.heads, snr=c.snr, key=on_heads, **search)
+            yield f"heads_{p}_{a}", f"{name}: optima against H at ν = {c.snr:g}", optima

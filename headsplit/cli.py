@@ -203,7 +203,7 @@ def bayes(
     Prints every number (optima with the spread over starts, layers with their standard error), and writes a store
     (result.zarr) and a figure (bayes.pdf, bayes.png). Each line of the figure is stored as soon as it is finished:
     after Ctrl-C the same command goes on, and a folder that holds the result already is drawn again, not recomputed.
-    The defaults take a few minutes on two CPU cores.
+    The defaults take some four minutes on two CPU cores.
     """
     from headsplit.bayes import run as run_bayes
     from headsplit.parse import parse_prior
