@@ -294,7 +294,7 @@ def _minimized(task: SingleLocation, rest: Activation, y: Coordinates, method: M
         value, slope = _value_and_slope(task, rest, _state(y), method)
         return float(value), np.asarray(ravel_pytree(_pulled_back(y, slope))[0])
 
-    gtol = method.tolerance / 10 if isinstance(method, Quadrature) else 1e-6
+    gtol = min(1e-6, method.tolerance / 10) if isinstance(method, Quadrature) else 1e-6
     with warnings.catch_warnings():  # a line search that ends at the risk's own error says nothing new
         warnings.simplefilter("ignore", RuntimeWarning)
         found = minimize(both, np.asarray(flat), jac=True, method="BFGS", options={"gtol": gtol, "maxiter": _MAX_STEPS})

@@ -228,8 +228,8 @@ def test_replicas_are_refused():
 # --- pruning at the optimum ------------------------------------------------------------------------------------------
 
 
-def pruned_optimum(task, activation, *shares):
-    best = th.optimal_risk(task, activation, heads=6, starts=2, progress=False, method=th.Quadrature(1e-4))
+def pruned_optimum(task, activation, *shares, tolerance=1e-4):
+    best = th.optimal_risk(task, activation, heads=6, starts=2, progress=False, method=th.Quadrature(tolerance))
     options = {"activation": best.activation, "method": th.Quadrature(1e-5)}
     return [prune_heads(task, best.order, share=share, **options) for share in shares]
 
@@ -241,7 +241,7 @@ FLIPS = th.SingleLocation(5, 12.0, th.sign_flips([0.0, 0.0], [1.0, 1.0]))
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "points"), [(ONE_HOT, 3), (FLIPS, 4)], ids=["one-hot", "flips"])
 def test_bayes_softmax_needs_one_head_per_support_point(task, points):
-    (pruning,) = pruned_optimum(task, th.BayesSoftmax(np.zeros(6), trained=True), "kept")
+    (pruning,) = pruned_optimum(task, th.BayesSoftmax(np.zeros(6), trained=True), "kept", tolerance=1e-5)
     assert pruning.redundant() == 6 - points
     # heads beyond the support points only shift weights: no removal of them costs anything
     assert float(pruning.risk[6 - points]) == pytest.approx(float(th.bayes_risk(task)), abs=1e-4)
@@ -249,28 +249,22 @@ def test_bayes_softmax_needs_one_head_per_support_point(task, points):
 
 
 @pytest.mark.slow
-def test_softmax1_heads_share_the_work():
-    # the scale is H/2, two heads for every feature: each is needed while 1/H stays
-    best = th.optimal_risk(ONE_HOT, th.Softmax1(trained=True), 6, starts=2, progress=False, method=th.Quadrature(1e-4))
-    assert float(best.activation.scale) == pytest.approx(3, abs=0.1)
-    options = {"activation": best.activation, "method": th.Quadrature(1e-5)}
-    kept = prune_heads(ONE_HOT, best.order, **options)
-    assert kept.redundant() == 0
-    # once 1/H follows, one head for every feature is as good; in between features are uneven, and below it collapses
-    renormalized = prune_heads(ONE_HOT, best.order, share="renormalized", **options)
-    assert renormalized.redundant() == 0
-    assert renormalized.redundant(0.015, lasting=False) == 3
-    assert float(renormalized.risk[4]) > 0.5
-    assert float(renormalized.risk[5]) > 1
-
-
-@pytest.mark.slow
-def test_softmax1_heads_share_the_work_of_flips():
-    # four support points for six heads, some of which serve two: none is redundant under either share
-    kept, renormalized = pruned_optimum(FLIPS, th.Softmax1(trained=True), *SHARES)
-    assert kept.redundant() == renormalized.redundant() == 0
-    assert float(kept.risk[3]) > float(kept.risk[0]) + 0.1
-    assert float(renormalized.risk[4]) > float(renormalized.risk[0]) + 0.3
+@pytest.mark.parametrize(("task", "points"), [(ONE_HOT, 3), (FLIPS, 4)], ids=["one-hot", "flips"])
+def test_softmax1_has_an_optimum_with_silent_heads(task, points):
+    # c ≈ H: one head for every support point, the others silent; searches from few starts may end in others
+    aligned = 3.5 * np.asarray(task.prior.means)
+    m = np.concatenate([aligned, 0.1 * np.random.default_rng(0).standard_normal((6 - points, task.features))])
+    first = (th.OrderParameters(m, m @ m.T), th.Softmax1(bias=10.0, scale=6.0, trained=True))
+    coarse, fine = th.Quadrature(1e-4), th.Quadrature(1e-5)
+    best = th.optimal_risk(task, first[1], 6, starts=1, first=first, method=coarse, progress=False)
+    assert float(best.activation.scale) == pytest.approx(6, abs=0.2)
+    kept, renormalized = (
+        prune_heads(task, best.order, share=share, activation=best.activation, method=fine) for share in SHARES
+    )
+    print(best, np.asarray(kept.risk), np.asarray(renormalized.risk), sep="\n")
+    assert kept.redundant() == 6 - points
+    assert float(kept.risk[6 - points + 1]) > float(kept.risk[0]) + 0.2
+    assert renormalized.redundant() == 0  # the scale c was right for 1/H
 
 
 @pytest.mark.slow
