@@ -77,7 +77,7 @@ def against_heads(ax: Axes, store: Store, prior: int) -> list:
         line = store[f"heads_{prior}_{a}"]
         artists += theory_line(ax, line["heads"], line["risk"], **{**theory_look(a), "marker": ".", "markersize": 4})
     ax.set_xticks(store.configuration["heads"])
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(bottom=0, auto=True)  # panels that share the axis may reach higher
     return artists
 
 

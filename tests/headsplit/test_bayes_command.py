@@ -117,6 +117,19 @@ def test_the_figure_shows_the_stored_numbers(computed, tmp_path):
     assert "0.3000 (2e-04)" in table(store)
 
 
+def test_every_panel_shows_all_it_draws(computed, tmp_path):
+    two = [*SMALL, "--prior", "one_hot(2)", "--prior-heads", "2"]
+    assert runner.invoke(app, two).exit_code == 0
+    store = load(tmp_path / "results/bayes/result.zarr")
+    higher = {name: data for name, data in store.datasets.items() if name.startswith("heads_1")}
+    store.datasets.update({name: data.assign(risk=2 * data["risk"]) for name, data in higher.items()})
+    figure = draw(store)
+    below = figure.axes[2:]  # they share their axis, and the second panel reaches higher
+    low, high = below[0].get_ylim()
+    assert low == 0
+    assert high > 0.6
+
+
 def test_brackets_are_explained_where_there_are_some(computed):
     explained = "in brackets: highest less lowest"
     assert explained in runner.invoke(app, SMALL).output
