@@ -11,9 +11,9 @@ from compare.scaling import ResidualScaling as ResidualScaling
 from compare.scaling import residual_scaling as residual_scaling
 from compare.shift import TimeShift as TimeShift
 from compare.shift import time_shift as time_shift
-from compare.stages import StageSlope as StageSlope
+from compare.slopes import StageSlope as StageSlope
+from compare.slopes import log_dim_slope as log_dim_slope
 from compare.stages import StageTimes as StageTimes
-from compare.stages import log_dim_slope as log_dim_slope
 from compare.stages import stage_times as stage_times
 from compare.store import Store as Store
 from compare.store import load as load

@@ -79,6 +79,7 @@ from compare._bands import COVERED, Band, bands_of, check_bands, kept_paths
 from compare._bias import allowances
 from compare._pair import RATES, check_pair, successful, values_of
 from compare._residual import Residual, residual_of
+from compare._words import counted
 from compare.shift import TimeShift, pooled_shift, time_shift
 from theory import Fluctuations, Trajectory
 from theory.passage import SPLIT_FRACTION, full_split, head_deviation
@@ -229,9 +230,9 @@ class Agreement(eqx.Module):
         judged = self.residuals[0].judged
         lines = [
             f"Theory against simulation: {word}",
-            f"  D = {self.dim}, {_count(self.replicas, 'replica')}, each against the theory from its own start"
+            f"  D = {self.dim}, {counted(self.replicas, 'replica')}, each against the theory from its own start"
             f"{failed}; {flow}",
-            f"  judged {judged.sum()} of {_count(len(judged), 'record')}, 0 < τ ≤ {self.until:.4g} of "
+            f"  judged {judged.sum()} of {counted(len(judged), 'record')}, 0 < τ ≤ {self.until:.4g} of "
             f"{self.time[-1]:.4g} ({split}); false-alarm rate ≤ {self.level:g}",
         ]
         if np.any(judged) and self.replicas:
@@ -361,7 +362,7 @@ def agreement(
     judged = (time > 0) & (time <= until)
     reasons = []
     if count < 2:
-        what = f"{_count(count, 'complete replica')} {'gives' if count == 1 else 'give'}"
+        what = f"{counted(count, 'complete replica')} {'gives' if count == 1 else 'give'}"
         reasons.append(f"no verdict: {what} no standard error, at least 2 are needed")
     if not np.any(judged):
         reasons.append(f"no verdict: no record in 0 < τ ≤ {until:g}")
@@ -397,7 +398,7 @@ def _too_weak(residuals: tuple[Residual, ...], judged: int) -> list[str]:
     """Why residuals within the allowance would not mean that theory and simulation agree; empty if they do."""
     found = []
     if judged < FEWEST:
-        found.append(f"only {_count(judged, 'record')} judged, at least {FEWEST} are needed")
+        found.append(f"only {counted(judged, 'record')} judged, at least {FEWEST} are needed")
     found += [
         f"drift errors of {r.name} up to {_percent(r.resolution)} would pass unseen (below {_percent(WEAKEST)} needed)"
         if np.isfinite(r.resolution)
@@ -410,10 +411,6 @@ def _too_weak(residuals: tuple[Residual, ...], judged: int) -> list[str]:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %" if fraction < 0.995 else f"{100 * fraction:.0f} %"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _reason(residual: Residual, time: np.ndarray) -> str:

@@ -14,7 +14,8 @@ import xarray as xr
 from jaxtyping import Array, Float, Key
 from scipy.stats import kstest
 
-from compare.stages import Excursions, StageTimes, log_dim_slope, stage_times
+from compare.slopes import log_dim_slope
+from compare.stages import Excursions, StageTimes, stage_times
 from sim import train_reduced
 from theory import Activation, OrderParameters, Prior, SingleLocation, Stage, predict_stages
 

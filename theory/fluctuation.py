@@ -22,6 +22,7 @@ from scipy.linalg import expm
 from tqdm import tqdm
 
 from theory._checks import instance, invalid, non_negative, positive, times_array, typed_key, whole
+from theory._increments import flat_of, increments, order_of, shaped, square
 from theory._montecarlo import root
 from theory._nodes import normal_points
 from theory.activation import Activation
@@ -29,7 +30,7 @@ from theory.fit import State, fit, flat, repeated
 from theory.flow import drift
 from theory.method import Method, Quadrature
 from theory.order import OrderParameters
-from theory.risk import check_model, loss_limit, recorded_risk
+from theory.risk import check_model, recorded_risk
 from theory.task import SingleLocation
 from theory.trajectory import Result, Trajectory
 
@@ -87,7 +88,7 @@ class Fluctuations(eqx.Module):
     @property
     def r(self) -> Float[np.ndarray, "*batch T H H"]:
         """Standard deviation of r."""
-        return _square(self._deviation()[..., self.columns("r")], self.heads)
+        return square(self._deviation()[..., self.columns("r")], self.heads)
 
     def leaf(self, name: str) -> Float[np.ndarray, "..."]:
         """Standard deviation of a trained leaf."""
@@ -311,72 +312,6 @@ def stochastic_flow(
     return trajectory[0] if single else trajectory
 
 
-def increments(
-    task: SingleLocation, rest: Activation, state: State, rates: dict[str, Array], points: Float[Array, "L K N"]
-) -> tuple[Float[Array, "C N P"], Float[Array, " C"]]:
-    """ξ of single samples on the given points (K = F + H) for every mixture component, and the components' weights.
-
-    Flat coordinates of −κ ∂ℓ/∂b, −Σ_ℓ g_hℓ u_fℓ and −Σ_ℓ (g_hℓ χ_h'ℓ + χ_hℓ g_h'ℓ) + (η/B) Σ_ℓ g_hℓ g_h'ℓ, g = ∂ℓ/∂χ.
-    A bias that follows the norm r_hh adds −2 (∂ℓ/∂r_hh) k_h to the step of k_h.
-    """
-    trained, order = state
-    m, r, features = order.m, order.r, order.features
-    norms = jnp.diagonal(r)
-
-    def loss(trained: Activation, norms: Array, chi: Array) -> Array:
-        return loss_limit(eqx.combine(trained, rest).resolved(norms), chi)
-
-    def one(chi: Array, u: Array) -> Array:
-        by_trained, by_norm, g = jax.grad(loss, argnums=(0, 1, 2))(trained, norms, chi)
-        own = jax.tree.map_with_path(lambda path, leaf: -rates[f"{path[0].name}_rate"] * leaf, by_trained)
-        along = -(g @ chi.T) - 2 * by_norm[:, None] * r
-        return _flat((own, _order(-(g @ u) - 2 * by_norm[:, None] * m, along + along.T + rates["step_size"] * g @ g.T)))
-
-    def component(mean: Array, covariance: Array) -> Array:
-        u = points[:, :features]
-        spread = root(jnp.eye(features) + task.snr * covariance)
-        u = u.at[0].set(jnp.sqrt(task.snr) * mean[:, None] + spread @ u[0])
-        chi = jnp.einsum("hf,lfn->hln", m, u) + jnp.einsum("hk,lkn->hln", root(order.r_perp), points[:, features:])
-        return jax.vmap(one, in_axes=-1)(chi, u)
-
-    prior = task.prior
-    return jax.lax.map(lambda c: component(*c), (prior.means, prior.covariances)), prior.weights
-
-
-def _flat(state: State) -> Float[Array, " N"]:
-    """(Trained leaves, m, upper triangle of r) as one vector."""
-    trained, order = state
-    upper = np.triu_indices(order.heads)
-    return jnp.concatenate(
-        [*(leaf.reshape(-1) for leaf in jax.tree.leaves(trained)), order.m.reshape(-1), order.r[upper]]
-    )
-
-
-def _order(m: Array, r: Array) -> OrderParameters:
-    """Order parameters, or changes of them, without checks."""
-    return eqx.tree_at(lambda o: (o.m, o.r), OrderParameters(jnp.zeros(m.shape), jnp.zeros(r.shape)), (m, r))
-
-
-def _shaped(flat: Array, like: State) -> State:
-    """The inverse of `_flat`."""
-    trained, order = like
-    start, leaves = 0, []
-    for leaf in jax.tree.leaves(trained):
-        leaves.append(flat[start : start + leaf.size].reshape(leaf.shape))
-        start += leaf.size
-    m = flat[start : start + order.m.size].reshape(order.m.shape)
-    return jax.tree.unflatten(jax.tree.structure(trained), leaves), _order(
-        m, _square(flat[start + m.size :], order.heads)
-    )
-
-
-def _square(upper: Any, heads: int) -> Any:
-    """Symmetric matrices (..., H, H) from their upper triangles (..., H(H+1)/2)."""
-    index = np.zeros((heads, heads), int)
-    index[np.triu_indices(heads)] = np.arange(heads * (heads + 1) // 2)
-    return upper[..., np.maximum(index, index.T)]
-
-
 @eqx.filter_jit
 def _along(
     task: SingleLocation, rest: Activation, states: State, numbers: dict[str, Array], points: Array, method: Method
@@ -386,11 +321,11 @@ def _along(
 
     def one(state: State) -> tuple[Array, Array]:
         def field(x: Array) -> Array:
-            trained, order = _shaped(x, state)
+            trained, order = shaped(x, state)
             activation = eqx.combine(trained, rest)
-            return _flat(drift(task, activation, order, **numbers, method=method, points=corrector))
+            return flat_of(drift(task, activation, order, **numbers, method=method, points=corrector))
 
-        x = _flat(state)
+        x = flat_of(state)
         jacobian = jax.jacfwd(field)(x)
         samples, weights = increments(task, rest, state, numbers, points)
         weight = weights[:, None] / samples.shape[1]
@@ -422,15 +357,15 @@ def _diffuse(
             trained, order = state
             activation = eqx.combine(trained, rest)
             corrector = points[:, : order.heads]
-            slope = _flat(drift(task, activation, order, **numbers, method=method, points=corrector))
+            slope = flat_of(drift(task, activation, order, **numbers, method=method, points=corrector))
             samples, weights = increments(task, rest, state, numbers, points)
             weight = jnp.broadcast_to(weights[:, None] / samples.shape[1], samples.shape[:2])
             centred = samples - jnp.einsum("cn,cnp->p", weight, samples)[None, None]
             normal = jax.random.normal(jax.random.fold_in(key, index), samples.shape[:2], jnp.float64)
             noise = jnp.einsum("cn,cnp->p", jnp.sqrt(weight) * normal, centred)
-            moved, order = _shaped(_flat(state) + step * slope + scale * noise, state)
+            moved, order = shaped(flat_of(state) + step * slope + scale * noise, state)
             factor = root(order.r_perp)
-            return moved, _order(order.m, order.m @ order.m.T + factor @ factor.T)
+            return moved, order_of(order.m, order.m @ order.m.T + factor @ factor.T)
 
         return jax.lax.fori_loop(first, first + count, advance, start)
 
@@ -443,7 +378,9 @@ def _specialized_method(task: SingleLocation, activation: Activation, starts: Or
     means = np.sqrt(float(task.snr)) * np.asarray(task.prior.means)
     ends = jnp.asarray(means[np.resize(np.arange(len(means)), starts.heads)])
     both = jax.tree.map(
-        lambda own, end: jnp.concatenate([own, end[None]]), starts, _order(ends, ends @ ends.T + jnp.mean(starts.r, 0))
+        lambda own, end: jnp.concatenate([own, end[None]]),
+        starts,
+        order_of(ends, ends @ ends.T + jnp.mean(starts.r, 0)),
     )
     lead = both.m.shape[0]
     return fit(Quadrature(1e-4), task, rest, (repeated(trained, (lead,)), both))

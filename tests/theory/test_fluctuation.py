@@ -10,9 +10,10 @@ import pytest
 
 import theory as th
 from theory import _montecarlo
+from theory._increments import flat_of, increments, shaped
 from theory._nodes import normal_points
 from theory.flow import drift
-from theory.fluctuation import _CORRECTOR_POINTS, _flat, _shaped, increments
+from theory.fluctuation import _CORRECTOR_POINTS
 
 TASK = th.SingleLocation(4, 2.0, th.sign_flips([0.5], [1.0]))
 ORDER = th.OrderParameters([[0.4], [0.1]], [[0.6, 0.15], [0.15, 0.4]])
@@ -37,7 +38,7 @@ def test_increments_have_the_drift_as_their_mean(activation, method):
     trained, rest = activation.split()
     samples, weights = increments(TASK, rest, (trained, ORDER), RATES, points)
     mean = weights @ samples.mean(axis=1)
-    expected = _flat(drift(TASK, activation, ORDER, **RATES, method=method, points=points[:, :2]))
+    expected = flat_of(drift(TASK, activation, ORDER, **RATES, method=method, points=points[:, :2]))
     np.testing.assert_allclose(mean, expected, rtol=0, atol=3e-3)
     assert np.max(np.abs(expected)) > 0.05
 
@@ -57,10 +58,10 @@ def test_rates_are_the_jacobian_of_the_drift(activation):
 
     @jax.jit
     def slope(x):
-        own, order = _shaped(x, state)
-        return _flat(drift(TASK, eqx.combine(own, rest), order, **RATES, method=FIXED, points=points))
+        own, order = shaped(x, state)
+        return flat_of(drift(TASK, eqx.combine(own, rest), order, **RATES, method=FIXED, points=points))
 
-    x, h = _flat(state), 1e-5
+    x, h = flat_of(state), 1e-5
     columns = [(slope(x + h * e) - slope(x - h * e)) / (2 * h) for e in jnp.eye(x.size)]
     np.testing.assert_allclose(found, np.stack(columns, axis=1), rtol=1e-5, atol=1e-7)
 
