@@ -1,6 +1,6 @@
 """The Python side of a simulation: which steps are recorded, and the loop over blocks between them.
 
-Progress, Ctrl-C and divergence are looked after at the boundaries of blocks.
+Progress, checkpoints, signals and divergence are looked after at the boundaries of blocks.
 """
 
 import contextlib
@@ -9,9 +9,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from sim._checkpoint import Checkpoints, Log, Snapshot
 from theory import Result
 from theory._checks import invalid, times_array, whole
 
@@ -63,20 +66,6 @@ class RecordGrid(NamedTuple):
         return self.clock(self.steps)
 
 
-class Log(NamedTuple):
-    """What a run left.
-
-    Attributes:
-        records: (R, T, ...) of each measured quantity, NaN where a replica did not get.
-        result: (R,) codes of `Result`.
-        failures: what went wrong and when, in words.
-    """
-
-    records: dict[str, np.ndarray]
-    result: np.ndarray
-    failures: list[str]
-
-
 def drive(
     grid: RecordGrid,
     state: Any,
@@ -88,6 +77,7 @@ def drive(
     block: int,
     batch: int,
     progress: bool,
+    checkpoints: Checkpoints,
 ) -> Log:
     """Runs all replicas to the last recorded step.
 
@@ -101,11 +91,22 @@ def drive(
         block: the most steps in one call of `advance`.
         batch: samples of one replica and step, for the progress bar.
         progress: whether to show it.
+        checkpoints: where the run is saved, and what it goes on from instead of `state`.
     """
-    result = np.full(replicas, Result.successful, np.int32)
-    failures: list[str] = []
-    records = {name: np.full((replicas, grid.steps.size, *shape), np.nan) for name, shape in shapes.items()}
-    step = 0
+    step = recorded = 0
+    log = Log(
+        {name: np.full((replicas, grid.steps.size, *shape), np.nan) for name, shape in shapes.items()},
+        np.full(replicas, Result.successful, np.int32),
+        [],
+    )
+    if checkpoints.start is not None:
+        step, recorded, log, leaves = checkpoints.start
+        state = jax.tree.unflatten(jax.tree.structure(state), [jnp.array(leaf, copy=True) for leaf in leaves])
+    records, result, failures = log
+    last = int(grid.steps[-1])
+
+    def alive() -> bool:
+        return bool(np.any(result == Result.successful))
 
     def check(sound: Any, since: int) -> None:
         lost = np.flatnonzero(~np.asarray(sound) & (result == Result.successful))
@@ -114,48 +115,80 @@ def drive(
             when = f"between τ = {grid.clock(since):.6g} and" if since < step else "at"
             failures.append(f"replica {', '.join(map(str, lost))} diverged {when} τ = {grid.clock(step):.6g}")
 
-    total = int(grid.steps[-1]) * batch * replicas
+    def save(*, now: bool) -> None:
+        checkpoints.save(Snapshot(step, recorded, log, jax.tree.leaves(state)), now=now)
+
+    if recorded == grid.steps.size or not alive():
+        return log  # a finished run was resumed
+    samples = batch * replicas
     with (
-        interruptible() as interrupted,
-        tqdm(total=total, unit=" samples", unit_scale=True, delay=2, leave=False, disable=not progress) as bar,
+        interruptible() as stop,
+        tqdm(
+            total=last * samples,
+            initial=step * samples,
+            unit=" samples",
+            unit_scale=True,
+            delay=2,
+            leave=False,
+            disable=not progress,
+        ) as bar,
     ):
-        for index, target in enumerate(grid.steps.tolist()):
-            while step < target and not interrupted.is_set() and np.any(result == Result.successful):
+        save(now=True)  # a folder that cannot be written is noticed before anything is computed
+        for target in grid.steps[recorded:].tolist():
+            while step < target and alive() and not stop.is_set():
                 count = min(block, target - step)
                 state, sound = advance(state, step, count)
                 step += count
                 check(sound, step - count)
                 bar.set_description(f"SGD, τ = {grid.clock(step):.3g}", refresh=False)
-                bar.update(count * batch * replicas)
-            if step < target or not np.any(result == Result.successful):
+                bar.update(count * samples)
+                save(now=False)
+            if step < target or not alive():
                 break
             values = {name: np.asarray(value) for name, value in measure(state, step).items()}
             check(np.all([np.isfinite(x).reshape(replicas, -1).all(axis=-1) for x in values.values()], axis=0), step)
             kept = result == Result.successful
             for name, value in values.items():
-                records[name][kept, index] = value[kept]
-    if step < grid.steps[-1] and interrupted.is_set() and np.any(result == Result.successful):
-        failures.append(f"interrupted at τ = {grid.clock(step):.6g}")
+                records[name][kept, recorded] = value[kept]
+            recorded += 1
+        save(now=True)
+    if step < last and stop.is_set() and alive():
+        go_on = "" if checkpoints.path is None else f", resume={str(checkpoints.path)!r} goes on from there"
+        failures.append(f"{stop.word} at τ = {grid.clock(step):.6g}{go_on}")
         result[result == Result.successful] = Result.interrupted
-    return Log(records, result, failures)
+    return log
+
+
+class Stop(threading.Event):
+    """Set by a signal; `word` is what it does to a run."""
+
+    word = "interrupted"
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event, so that the block in progress ends and its records stay; a second one stops at once."""
-    event = threading.Event()
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield event  # only the main thread may take signals, and ignored ones stay ignored
-        return
+def interruptible() -> Iterator[Stop]:
+    """SIGINT (Ctrl-C) and SIGTERM set the event, so that the block in progress ends and its records stay.
+
+    A second one does at once what it did before.
+    """
+    stop = Stop()
+    previous: dict[int, Any] = {}
 
     def handle(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
+        if stop.is_set():
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
+        else:
+            stop.word = "terminated" if number == signal.SIGTERM else "interrupted"
+            stop.set()
 
-    signal.signal(signal.SIGINT, handle)
+    if threading.current_thread() is threading.main_thread():  # no other thread may take signals
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: was for number, was in handlers.items() if was not in (signal.SIG_IGN, None)}
     try:
-        yield event
+        for number in previous:
+            signal.signal(number, handle)
+        yield stop
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, was in previous.items():
+            signal.signal(number, was)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sim._chain import Setting, State, advance, factor, least_dim, measure
-from sim._driver import RecordGrid, drive
-from sim.train import Options, check_task, check_trained, record_shapes, trajectory_of
+from sim._checkpoint import Files
+from sim._driver import RecordGrid
+from sim.train import Options, check_task, check_trained, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
 from theory.fit import repeated
@@ -34,6 +35,9 @@ def train_reduced(
     block: int | None = None,
     progress: bool = True,
     throw: bool = True,
+    checkpoint: Any = None,
+    checkpoint_seconds: Any = 60.0,
+    resume: Any = None,
 ) -> Trajectory:
     """Runs the Markov chain that (m, r) is under one-pass SGD of the layer in D dimensions: exact in law at any D.
 
@@ -63,16 +67,26 @@ def train_reduced(
         bias_rate: κ_b ≥ 0 of a trained bias, stepped with κ_b·η/D; it has no effect unless the activation trains one.
         scale_rate: κ_c ≥ 0 of a trained scale, likewise.
         evaluation: fresh samples ≥ 2 per recorded loss.
-        block: steps between two returns to Python, where progress, Ctrl-C and divergence are looked after.
+        block: steps between two returns to Python, where progress, checkpoints, Ctrl-C, SIGTERM and divergence are
+            looked after.
         progress: a bar on standard error when the run takes more than two seconds.
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
+        checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
+            when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
+            is refused.
+        checkpoint_seconds: least time between two of them; 0 writes one after every block.
+        resume: path of a checkpoint to go on from, and to write on unless `checkpoint` is given. All other arguments
+            are those of the run that wrote it, but for `block`, `progress` and `throw`; the result is bit for bit that
+            of a run that never stopped. A finished run is returned at once.
 
     Returns:
         A `Trajectory` as `train` returns it; its settings have source="reduced".
 
     Raises:
-        ValueError: naming the argument that is wrong, what was expected and what came.
+        ValueError: naming the argument that is wrong, what was expected and what came; for `resume` that includes a
+            file that is damaged, newer than this version or of another run, and says what differs.
+        OSError: a checkpoint cannot be written (the one before it is whole), or there is none to resume.
         RunFailed: see `throw`. A replica has diverged when |k_h|² leaves the range of float32, or a trained bias or
             scale or the loss is not finite.
 
@@ -121,17 +135,26 @@ def train_reduced(
     rates = {"order": jnp.asarray(options.learning_rate / dim, jnp.float64), **options.rates(dim)}
     keys = options.keys(replicas)
     setting = Setting(rest, task, keys, jnp.asarray(dim, jnp.float64), rates, options.batch, loss)
-    log = drive(
+    return simulate(
+        task,
+        activation,
+        options,
         grid,
         # `advance` takes over its buffers
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), State(heads, repeated(trained, (count,)))),
         advance=lambda state, step, size: advance((setting, jnp.asarray(step), jnp.asarray(size)), state),
         measure=lambda state, step: measure(setting, state, jnp.asarray(step), options.evaluation),
-        shapes=record_shapes(activation, order.heads, order.features),
-        replicas=count,
+        settings={
+            "source": "reduced",
+            "dim": dim,
+            "dtype": "float64",
+            "replicas": replicas,
+            "heads": order.heads,
+            "features": order.features,
+        },
+        start=order,
+        files=Files(checkpoint, checkpoint_seconds, resume),
         block=whole("block", block, 1),
-        batch=options.batch,
         progress=progress,
+        throw=throw,
     )
-    settings = {"source": "reduced", "dim": dim, "dtype": "float64", "replicas": replicas}
-    return trajectory_of(log, grid, task, activation, options, settings, throw=throw)

@@ -1,5 +1,6 @@
 """One-pass SGD of the actual layer at large D."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from sim._driver import Log, RecordGrid, drive
+from sim._checkpoint import Checkpoints, Files, digest
+from sim._driver import RecordGrid, drive
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
@@ -36,6 +38,9 @@ def train(
     block: int | None = None,
     progress: bool = True,
     throw: bool = True,
+    checkpoint: Any = None,
+    checkpoint_seconds: Any = 60.0,
+    resume: Any = None,
 ) -> Trajectory:
     """Trains the layer by one-pass SGD, k_h ← k_h − η ∇_{k_h} (batch mean of the loss), on the clock τ = η·steps/D.
 
@@ -60,10 +65,18 @@ def train(
         bias_rate: κ_b ≥ 0 of a trained bias, stepped with κ_b·η/D; it has no effect unless the activation trains one.
         scale_rate: κ_c ≥ 0 of a trained scale, likewise.
         evaluation: fresh samples ≥ 2 per recorded loss.
-        block: steps between two returns to Python, where progress, Ctrl-C and divergence are looked after.
+        block: steps between two returns to Python, where progress, checkpoints, Ctrl-C, SIGTERM and divergence are
+            looked after.
         progress: a bar on standard error when the run takes more than two seconds.
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
+        checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
+            when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
+            is refused.
+        checkpoint_seconds: least time between two of them; 0 writes one after every block.
+        resume: path of a checkpoint to go on from, and to write on unless `checkpoint` is given. All other arguments
+            are those of the run that wrote it, but for `block`, `progress` and `throw`; the result is bit for bit that
+            of a run that never stopped. A finished run is returned at once.
 
     Returns:
         A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, trained biases and
@@ -71,7 +84,9 @@ def train(
         on fresh samples with its standard error.
 
     Raises:
-        ValueError: naming the argument that is wrong, what was expected and what came.
+        ValueError: naming the argument that is wrong, what was expected and what came; for `resume` that includes a
+            file that is damaged, newer than this version or of another run, and says what differs.
+        OSError: a checkpoint cannot be written (the one before it is whole), or there is none to resume.
         RunFailed: see `throw`. A replica has diverged when |k_h|² leaves the range of float32, or a trained bias or
             scale or the loss is not finite.
 
@@ -109,20 +124,28 @@ def train(
         params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
     plan = Plan.make(task, layer, batch=options.batch, loss=loss)
     setting = Setting(rest, task, keys, rates, plan)
-    log = drive(
+    return simulate(
+        task,
+        layer.activation,
+        options,
         grid,
         jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
         advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
         measure=lambda state, step: measure(setting, state, jnp.asarray(step), options.evaluation),
-        shapes=record_shapes(layer.activation, layer.heads, layer.features),
-        replicas=replicas,
+        settings={
+            "source": "sgd",
+            "dim": dim,
+            "dtype": str(layer.keys.dtype),
+            "replicas": layer.replicas,
+            "heads": layer.heads,
+            "features": layer.features,
+        },
+        start=layer,
+        files=Files(checkpoint, checkpoint_seconds, resume),
         block=whole("block", block, 1),
-        batch=options.batch,
         progress=progress,
+        throw=throw,
     )
-
-    settings = {"source": "sgd", "dim": dim, "dtype": str(layer.keys.dtype), "replicas": layer.replicas}
-    return trajectory_of(log, grid, task, layer.activation, options, settings, throw=throw)
 
 
 class Options(NamedTuple):
@@ -192,33 +215,77 @@ def check_trained(name: str, activation: Activation) -> None:
         raise invalid(f"{name}.trained", "'bias' and 'scale' at most", activation.trained)
 
 
-def record_shapes(activation: Activation, heads: int, features: int) -> dict[str, tuple[int, ...]]:
-    """What is recorded of a replica at one time."""
-    trained = {name: getattr(activation, name).shape for name in activation.trained}
-    return {"m": (heads, features), "r": (heads, heads), **trained, "loss": (), "loss_error": ()}
-
-
-def trajectory_of(
-    log: Log,
-    grid: RecordGrid,
+def simulate(
     task: SingleLocation,
     activation: Activation,
     options: Options,
-    settings: dict[str, Any],
+    grid: RecordGrid,
+    state: Any,
     *,
+    advance: Callable[[Any, int, int], tuple[Any, Any]],
+    measure: Callable[[Any, int], Mapping[str, Any]],
+    settings: dict[str, Any],
+    start: Any,
+    files: Files,
+    block: int,
+    progress: bool,
     throw: bool,
 ) -> Trajectory:
-    """The trajectory of a finished run, with its risk; `settings` holds what is not among the options.
+    """Runs `drive` and returns the trajectory with its risk.
 
-    Raises:
-        RunFailed: if `throw` and a replica did not reach its end.
+    Args:
+        task: the task.
+        activation: at the start.
+        options: of the run.
+        grid: what is recorded.
+        state: the start, as `advance` takes it.
+        advance: see `drive`.
+        measure: see `drive`.
+        settings: what is not among the options: source, dim, dtype, replicas, heads, features.
+        start: the start as the user gave it; a checkpoint holds a digest of its numbers.
+        files: checkpoints.
+        block: the most steps in one call of `advance`.
+        progress: whether to show it.
+        throw: whether to raise `RunFailed` if a replica did not reach its end.
     """
-    single = (lambda leaf: jnp.asarray(leaf[0])) if settings["replicas"] is None else jnp.asarray
+    chosen = options._asdict()
+    key = chosen.pop("key")
+    settings = {
+        **settings,
+        **chosen,
+        "activation": activation.name,
+        "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
+        "key_impl": str(jax.random.key_impl(key)),
+    }
+    heads, features, replicas = (settings[name] for name in ("heads", "features", "replicas"))
+    trained = {name: getattr(activation, name).shape for name in activation.trained}
+
+    def configuration() -> dict[str, Any]:
+        steps = f"{grid.steps.size} steps from {grid.steps[0]} to {grid.steps[-1]}"
+        return {
+            **task.configuration(),
+            **settings,
+            "record": f"{steps} ({digest(grid.steps)[:16]})",
+            "start": digest(*jax.tree.leaves((start, activation, task)))[:16],
+            "state": [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(state)],
+        }
+
+    log = drive(
+        grid,
+        state,
+        advance=advance,
+        measure=measure,
+        shapes={"m": (heads, features), "r": (heads, heads), **trained, "loss": (), "loss_error": ()},
+        replicas=replicas or 1,
+        block=block,
+        batch=options.batch,
+        progress=progress,
+        checkpoints=Checkpoints(files, configuration),
+    )
+    single = (lambda leaf: jnp.asarray(leaf[0])) if replicas is None else jnp.asarray
     records = {name: single(values) for name, values in log.records.items()}
     order = _unchecked_order(records["m"], records["r"])
     recorded = _recorded(activation, records)
-    chosen = options._asdict()
-    key = chosen.pop("key")
     trajectory = Trajectory(
         time=jnp.asarray(grid.times),
         order=order,
@@ -228,15 +295,7 @@ def trajectory_of(
         loss_error=records["loss_error"],
         result=single(log.result),
         task=task,
-        settings={
-            **settings,
-            **chosen,
-            "activation": activation.name,
-            "heads": order.heads,
-            "features": order.features,
-            "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
-            "key_impl": str(jax.random.key_impl(key)),
-        },
+        settings=settings,
     )
     if log.failures and throw:
         raise RunFailed(f"SGD: {'; '.join(log.failures)}; the records made before that are kept", trajectory)
