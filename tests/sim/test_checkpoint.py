@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import sim._checkpoint
 from sim import MultiHeadAttention, train, train_reduced
@@ -63,6 +64,24 @@ def _without_risk():
     without_risk()
     yield
     module.recorded_risk = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_compilation(tmp_path_factory):
+    """All processes compile once."""
+    options = {"jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled"))}
+    options |= {"jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in options}
+    compilation_cache.reset_cache()  # it may have found that there is none
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        for name, value in options.items():
+            jax.config.update(name, value)
+            patch.setenv(name.upper(), str(value))
+        yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -216,16 +235,6 @@ def started(kind, path, moment=""):
     """Another process that runs on with `path`, or begins to write it."""
     words = [sys.executable, __file__, kind, str(path), moment]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shared_compilation(tmp_path_factory):
-    """The processes compile once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        yield
 
 
 def wait_for_step(path, process, step):
