@@ -12,6 +12,7 @@ from headsplit.stored import STORE, Interrupted, is_complete
 # purposes of randomness, folded into key(seed): results that share a seed share nothing else by accident
 _START, _TRAINING = 1, 2
 FIGURE = "compare"
+CHECKPOINT = "checkpoint.npz"  # of the simulation, until the result is stored
 # older stores lack them: they hold what the defaults make, but for the bands, which are not missed
 _ADDED = ("activation", "bias_rate", "scale_rate", "bands")
 
@@ -100,12 +101,13 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
 
     Raises:
         ValueError: options that are wrong, or a folder that holds another configuration.
-        Interrupted: Ctrl-C; what the simulation had is stored, unless it was hit twice.
+        Interrupted: Ctrl-C or SIGTERM; what the simulation had is kept, and the same command goes on.
     """
     configuration.check()
     path = folder / STORE
     added = {name: getattr(_DEFAULT, name) for name in _ADDED}
-    if not is_complete(folder, asdict(configuration), say=say, unfinished="computed again", added=added):
+    unfinished = "it goes on" if (folder / CHECKPOINT).exists() else "computed again"
+    if not is_complete(folder, asdict(configuration), say=say, unfinished=unfinished, added=added):
         _compute(configuration, path, progress=progress, say=say)
     return show(path, say=say)
 
@@ -138,7 +140,7 @@ def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
 def _use_of_unfinished(path: Path) -> str:
     return (
         f"compare.load({str(path)!r})['simulation'] reads it in Python, "
-        "no verdict or figure is made of it, and the same command computes again from the start"
+        "no verdict or figure is made of it, and the same command goes on"
     )
 
 
@@ -165,20 +167,26 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     )
     path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     say(f"SGD: {c.replicas} replicas at D = {c.dim} to τ = {c.time:g}, {c.batch} samples a step")
-    simulation = train(
-        task,
-        layer,
-        learning_rate=c.learning_rate,
-        time=c.time,
-        batch=c.batch,
-        key=training,
-        record=c.records,
-        loss=c.loss,  # type: ignore[arg-type]  # checked there
-        bias_rate=c.bias_rate,
-        scale_rate=c.scale_rate,
-        progress=progress,
-        throw=False,
-    )
+    checkpoint = path.with_name(CHECKPOINT)
+    try:
+        simulation = train(
+            task,
+            layer,
+            learning_rate=c.learning_rate,
+            time=c.time,
+            batch=c.batch,
+            key=training,
+            record=c.records,
+            loss=c.loss,
+            bias_rate=c.bias_rate,
+            scale_rate=c.scale_rate,
+            progress=progress,
+            throw=False,
+            checkpoint=checkpoint,
+            resume=checkpoint if checkpoint.exists() else None,
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {checkpoint} is kept, and the same command goes on") from None
 
     def keep_unfinished() -> Interrupted:
         reached = np.flatnonzero(np.isfinite(np.asarray(simulation.risk)).any(axis=0))
@@ -213,6 +221,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         "agreement": agreement(theory, simulation, bands=bands, level=c.level, until=c.until).to_xarray(),
     }
     save(path, datasets, asdict(c), replace=True)
+    checkpoint.unlink()
 
 
 def _bands(theory: Any, dim: int, *, say: Callable[[str], Any]) -> Any:

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,7 +18,7 @@ import headsplit.compare
 from compare import agreement, align, load, save
 from headsplit.cli import app
 from headsplit.compare import Configuration, Interrupted
-from theory import Softmax1
+from theory import Softmax1, Trajectory
 
 runner = CliRunner()
 
@@ -300,3 +302,49 @@ def test_jax_does_not_complain_about_absent_accelerators(computed):
 def test_stored_verdict_is_json(computed, tmp_path):
     runner.invoke(app, ["compare", "--out", "here"])
     assert json.loads(load(tmp_path / "here/result.zarr")["agreement"].attrs["agrees"]) is True
+
+
+def test_a_comparison_that_is_stopped_goes_on(monkeypatch, tmp_path):
+    """Ctrl-C in the simulation, then in the theory; the simulation is the one that never stopped."""
+    monkeypatch.chdir(tmp_path)
+    options = "--dim 30 --heads 1 --length 3 --replicas 2 --time 1 --records 3 --no-bands --no-progress"
+    words = ["compare", "--prior", "gaussian([1], [0])", *options.split()]
+
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    def as_simulated(run, *args, **options):
+        settings = {"source": "flow", **options["rates"]}
+        return Trajectory(run.time, run.order, run.activation, run.risk, None, None, run.result, run.task, settings)
+
+    def press(aside, path):
+        rename(aside, path)
+        os.replace = rename
+        signal.raise_signal(signal.SIGINT)
+
+    rename = os.replace
+    for name, double, reached in (("os.replace", press, "0"), ("theory.gradient_flow", stop, "1")):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, double)
+            done = runner.invoke(app, [*words, "--out", "here"])
+        assert done.exit_code == 130, done.output
+        assert f"interrupted: the simulation up to τ = {reached} is kept in here/result.zarr" in done.output
+        assert "the same command goes on" in done.output
+        assert (tmp_path / "here/checkpoint.npz").exists()
+    other = runner.invoke(app, [*words, "--out", "here", "--snr", "2"])
+    assert other.exit_code == 2
+    (tmp_path / "here/result.zarr").rename(tmp_path / "moved.zarr")  # as after a kill
+    other = runner.invoke(app, [*words, "--out", "here", "--snr", "2"])
+    assert other.exit_code == 2
+    assert "resume: snr differs: checkpoint has 1.0, this run 2.0" in other.output
+    with monkeypatch.context() as patch:
+        patch.setattr("sim._driver.interruptible", None)  # the simulation is not run again
+        patch.setattr("headsplit.compare._flow", as_simulated)  # the theory takes its time to compile
+        done = runner.invoke(app, [*words, "--out", "here"])
+    assert done.exit_code == 0, done.output
+    monkeypatch.setattr("theory.gradient_flow", stop)
+    runner.invoke(app, [*words, "--out", "whole"])
+    assert sorted(file.name for file in (tmp_path / "here").iterdir()) == ["compare.pdf", "compare.png", "result.zarr"]
+    here, whole = (load(tmp_path / folder / "result.zarr") for folder in ("here", "whole"))
+    assert here.metadata["status"] == "complete"
+    assert here["simulation"].identical(whole["simulation"])
