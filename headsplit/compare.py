@@ -138,9 +138,10 @@ def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
 
 
 def _use_of_unfinished(path: Path) -> str:
+    goes_on = "goes on" if path.with_name(CHECKPOINT).exists() else "computes again from the start"
     return (
         f"compare.load({str(path)!r})['simulation'] reads it in Python, "
-        "no verdict or figure is made of it, and the same command goes on"
+        f"no verdict or figure is made of it, and the same command {goes_on}"
     )
 
 
@@ -187,6 +188,8 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         )
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted: {checkpoint} is kept, and the same command goes on") from None
+    except ValueError as error:  # the configuration was checked: it is what lies there
+        raise ValueError(f"{error} (delete it to compute again, or give another --out)") from error
 
     def keep_unfinished() -> Interrupted:
         reached = np.flatnonzero(np.isfinite(np.asarray(simulation.risk)).any(axis=0))

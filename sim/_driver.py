@@ -118,8 +118,10 @@ def drive(
     def save(*, now: bool) -> None:
         checkpoints.save(Snapshot(step, recorded, log, jax.tree.leaves(state)), now=now)
 
-    if recorded == grid.steps.size or not alive():
-        return log  # a finished run was resumed
+    if recorded == grid.steps.size or not alive():  # a finished run was resumed
+        if checkpoints.path is not None and not checkpoints.path.exists():  # it goes on in another file
+            save(now=True)
+        return log
     samples = batch * replicas
     with (
         interruptible() as stop,

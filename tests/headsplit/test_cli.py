@@ -210,6 +210,7 @@ def test_what_an_interrupted_run_left_can_be_used_as_the_message_says(computed, 
     done = runner.invoke(app, ["figure", "compare", "here"])
     assert done.exit_code == 2
     assert "compare.load('here/result.zarr')['simulation'] reads it in Python" in done.output
+    assert "computes again from the start" in done.output  # there is no checkpoint beside it
     assert load(path)["simulation"].equals(run)
 
 
@@ -337,6 +338,7 @@ def test_a_comparison_that_is_stopped_goes_on(monkeypatch, tmp_path):
     other = runner.invoke(app, [*words, "--out", "here", "--snr", "2"])
     assert other.exit_code == 2
     assert "resume: snr differs: checkpoint has 1.0, this run 2.0" in other.output
+    assert "(delete it to compute again, or give another --out)" in other.output
     with monkeypatch.context() as patch:
         patch.setattr("sim._driver.interruptible", None)  # the simulation is not run again
         patch.setattr("headsplit.compare._flow", as_simulated)  # the theory takes its time to compile

@@ -166,6 +166,8 @@ def test_resume_writes_on_in_the_same_file_or_in_another(whole, monkeypatch, tmp
     assert header_of(new)["step"] == 30
     same(simulated("sgd", resume=old, checkpoint=old), whole["sgd"])
     assert header_of(old)["step"] == 30
+    same(simulated("sgd", resume=old, checkpoint=tmp_path / "copy.npz"), whole["sgd"])
+    same(simulated("sgd", resume=tmp_path / "copy.npz"), whole["sgd"])  # a finished run leaves the file asked for too
 
 
 @pytest.mark.parametrize("kind", KINDS)
