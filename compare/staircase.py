@@ -45,7 +45,7 @@ def predicted_stages(
     except RuntimeError as error:
         raise ValueError(f"{prior.name}, H = {heads}: {error}") from error
     first = found.stages[0]
-    if first.feature < 0:
+    if first.ending:
         raise ValueError(f"{prior.name}, H = {heads}: heads do not split, the unspecialized point is {first.ending}")
     growth = np.full(task.features, np.nan)
     for stage in found.stages:
@@ -72,12 +72,15 @@ def limit_slopes(stages: Sequence[Stage], features: int) -> Float[np.ndarray, " 
 
     A split amplitude starts at √(r_0/D): ½ log D e-folds below full size. For the first feature that gives 1/(2κ).
     For a later one the e-folds left when a saddle is reached are those that its growth rate at the earlier saddles (the
-    largest among the directions of this feature; a decaying split stays at the noise) has not yet brought.
+    largest among the directions of this feature; a decaying split stays at the noise) has not yet brought. Where groups
+    divide further along features split before, nothing is waited for: these splits have grown with the first one.
     """
     behind, clock, slopes = np.ones(features), 0.0, np.full(features, np.nan)
     for stage in stages:
-        if stage.feature < 0:
+        if stage.ending:
             break
+        if stage.feature < 0:
+            continue
         values, along = np.asarray(stage.spectrum.eigenvalues), np.asarray(stage.spectrum.features)
         rates = np.array([-values[along == f].min() if np.any(along == f) else 0.0 for f in range(features)])
         wait = behind[stage.feature] / stage.rate

@@ -12,6 +12,7 @@ is drawn from it, and the nonlinear flow takes each on, through all later stages
 drawn amplitudes as what it feeds into a growing split, (η/(BD)) Σ/(2κ). Nothing is fitted.
 """
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -41,6 +42,7 @@ _LATEST = 6.0  # e-folds that the smallest of the drawn splits may lie behind
 _RECORDS, _PATH_RECORDS = 101, 41
 _MOST_HEADS = 12  # whose sign patterns are tried
 _EXTENSIONS = 8
+_ALIKE = 1e-6  # directions and differences of heads below are rounding errors
 _GROWS = 1e-7  # curvatures nearer to 0 are marginal
 _SOBOL = 0x73706C69
 _TOLERANCE = 1e-4  # of the ensemble's flows
@@ -53,10 +55,13 @@ class Stage(eqx.Module):
     Attributes:
         point: the saddle.
         spectrum: its curvatures.
-        feature: index of the feature whose split grows fastest there; −1 if none does.
+        feature: index of the feature that the heads divide along there for the first time (of several, the largest
+            part); −1 if there is none, as where groups divide further along features split before.
         rate: κ, at which that split grows in the limit D → ∞, η/B → 0.
         multiplicity: number of directions with that rate.
         signs: (H,) side that each head takes in the most even of the splits along them; 0 if none.
+        direction: (H, F) how they move apart in it, one unit each.
+        also: other features along which heads divide equally fast.
         ending: why the staircase ends here; empty if it goes on.
     """
 
@@ -66,6 +71,8 @@ class Stage(eqx.Module):
     rate: float
     multiplicity: int = eqx.field(static=True)
     signs: tuple[int, ...] = eqx.field(static=True)
+    direction: Float[np.ndarray, "H F"]
+    also: tuple[int, ...] = eqx.field(static=True)
     ending: str = eqx.field(static=True)
 
     @property
@@ -159,14 +166,15 @@ class StagePrediction(eqx.Module):
         for i, stage in enumerate(self.stages):
             groups = len(set(stage.point.groups))
             start = f"  {i:>6}{groups:>8}{float(stage.point.risk):11.6f}"
-            if stage.feature < 0:
+            if stage.ending:
                 lines.append(f"{start}  {stage.ending}")
                 continue
             sides = "".join("+" if sign > 0 else "-" for sign in stage.signs)
             growth = f"{stage.rate:11.7f}{stage.multiplicity:>7}{stage.slope:8.3f}"
-            lines.append(f"{start}{f'feature {stage.feature + 1}':>14}{growth} {sides}")
-            if stage.ending:
-                lines.append(f"         {stage.ending}")
+            along = f"feature {stage.feature + 1}" if stage.feature >= 0 else "within groups"
+            lines.append(f"{start}{along:>14}{growth} {sides}")
+            if stage.also:
+                lines.append(f"         and equally along features {', '.join(str(f + 1) for f in stage.also)}")
         if self.times.size:
             lines.append(
                 f"  stage times from r_0 = {self.variance:g} (spread over heads at {self.threshold:g} of √(ν Var θ_f), "
@@ -216,14 +224,12 @@ def saddle_path(
         spectrum = hessian_spectrum(task, activation, point, method=method)
         stage = _leaving(task, point, spectrum)
         found.append(stage)
-        if stage.feature < 0:
+        if stage.ending:
             return tuple(found)
-        scale = full_split(task)[stage.feature]
-        signs = np.asarray(stage.signs)
-        start = point.order.m.at[:, stage.feature].add(0.5 * scale * jnp.asarray(signs, float))
-        free = free.copy()
-        free[:, stage.feature] = True
-        groups = tuple(2 * group + int(sign > 0) for group, sign in zip(point.groups, signs, strict=True))
+        moving = np.any(stage.direction, axis=0)
+        start = point.order.m + jnp.asarray(0.5 * np.max(full_split(task)[moving]) * stage.direction)
+        free = free | moving
+        groups = tuple(2 * group + int(sign > 0) for group, sign in zip(point.groups, stage.signs, strict=True))
         following = tied_minimum(task, point.activation, start, groups, free, method=method)
         if not float(following.risk) < float(point.risk):
             return (*found[:-1], _ended(stage, "no lower point was found along this split"))
@@ -273,7 +279,7 @@ def predict_stages(
     blank = np.full((len(dims), samples, task.features), np.nan)
     blank[:, :, unit > 0] = np.inf
     none = np.full(len(dims), np.nan)
-    if stages[0].feature < 0 or heads == 1:
+    if stages[0].ending or heads == 1:
         return StagePrediction(stages, dims, blank, none, none, (), None, None, threshold, variance)
 
     target = MATCH * threshold
@@ -292,7 +298,7 @@ def predict_stages(
         slopes.append(0.5 / growth[k] if growth[k] > 0 else np.inf)
         end = until
         if end is None:
-            later = [s for s in stages if s.feature >= 0]
+            later = [s for s in stages if not s.ending]
             waits = [np.log(max(np.sqrt(d / variance) * unit[s.feature], np.e)) / s.rate for s in later[1:]]
             end = float(path.time[k]) + (np.log(1 / MATCH) + _LATEST) / max(growth[k], later[0].rate / 2) + sum(waits)
         ensemble = _ensemble(path, band, k, d, samples, end, rates, activation, progress)
@@ -309,30 +315,48 @@ def predict_stages(
 
 
 def _leaving(task: SingleLocation, point: CriticalPoint, spectrum: HessianSpectrum) -> Stage:
-    """How a saddle is left: the feature of its fastest growing directions, and the sides of the heads."""
-    values = np.asarray(spectrum.eigenvalues)
+    """How a saddle is left: the fastest growing directions, and the sides of the heads."""
+    values: np.ndarray = np.asarray(spectrum.eigenvalues)
+    m: np.ndarray = np.asarray(point.order.m)
     if not spectrum.unstable.any():
         ending = "stable: nothing grows"
         least = float(spectrum.orthogonal[0])
         if least < -_GROWS:  # heads that gain by differing where there is no signal
             ending = f"stable within the spikes' span; parts orthogonal to it grow (κ = {-least:.6f})"
-        return Stage(point, spectrum, -1, 0.0, 0, (0,) * point.order.heads, ending)
-    own = np.flatnonzero(np.isclose(values, values[0], rtol=1e-6, atol=1e-7))
-    features = {spectrum.features[i] for i in own}
-    feature = min(features - {-1}, default=-1)
-    rate = float(-values[0])
-    if feature < 0 or bool(np.any(np.asarray(point.order.m)[:, feature] != 0)):
-        ending = f"unstable (κ = {rate:.6f}) along more than one feature, or one already split: not followed further"
-        return Stage(point, spectrum, -1, rate, len(own), (0,) * point.order.heads, ending)
-    directions = np.asarray(spectrum.directions)[own, :, feature]
-    directions = directions[np.linalg.norm(directions, axis=1) > 0.5]
-    heads = point.order.heads
-    patterns = np.asarray([(1, *rest) for rest in itertools.product((1, -1), repeat=heads - 1)])
-    scores = np.sum((patterns @ directions.T) ** 2, axis=1)
+        return Stage(point, spectrum, -1, 0.0, 0, (0,) * len(m), np.zeros(m.shape), (), ending)
+    fastest = np.flatnonzero(np.isclose(values, values[0], rtol=1e-6, atol=1e-7))
+    directions = np.asarray(spectrum.directions)[fastest]
+    named = sorted({spectrum.features[i] for i in fastest} - {-1})
+    along = _axes(directions, point.groups)
+    if named:  # the first of those that are equally fast, and the same one for all groups
+        along = np.broadcast_to(np.eye(m.shape[1])[named[0]], m.shape)
+    signs = _most_even(directions, along)
+    new = np.where((full_split(task) > 0) & (np.ptp(m, axis=0) < _ALIKE), np.max(np.abs(along), axis=0), 0.0)
+    feature = int(np.argmax(new)) if np.any(new > 0) else -1
+    moved = np.asarray(signs)[:, None] * along
+    found = Stage(point, spectrum, feature, float(-values[0]), len(fastest), signs, moved, tuple(named[1:]), "")
+    if not np.any(moved):
+        return _ended(found, f"unstable (κ = {found.rate:.6f}) in what the activation trains: not followed further")
+    return found
+
+
+def _axes(directions: Float[np.ndarray, "N H F"], groups: tuple[int, ...]) -> Float[np.ndarray, "H F"]:
+    """The unit vector of feature space along which the heads of each group move the most, 0 where they do not."""
+    axes = np.zeros(directions.shape[1:])
+    for group in set(groups):
+        own = np.asarray(groups) == group
+        _, lengths, vectors = np.linalg.svd(directions[:, own].reshape(-1, directions.shape[-1]), full_matrices=False)
+        axes[own] = vectors[0] if lengths[0] > _ALIKE else 0.0
+    return np.where(np.abs(axes) > _ALIKE, axes, 0.0)
+
+
+def _most_even(directions: Float[np.ndarray, "N H F"], along: Float[np.ndarray, "H F"]) -> tuple[int, ...]:
+    """The sides ±1 of the heads that lie most within the directions."""
+    patterns = np.asarray([(1, *rest) for rest in itertools.product((1, -1), repeat=len(along) - 1)])
+    moved = patterns[:, :, None] * along
+    scores = np.sum(np.einsum("phf,nhf->pn", moved, directions) ** 2, axis=1)
     best = patterns[int(np.flatnonzero(scores > scores.max() - 1e-9)[0])]
-    also = ", and equally along features " + ", ".join(str(f + 1) for f in sorted(features - {feature, -1}))
-    ending = also[2:] if len(features - {feature, -1}) else ""
-    return Stage(point, spectrum, feature, rate, len(own), tuple(int(s) for s in best), ending)
+    return tuple(int(sign) for sign in best)
 
 
 def _method(task: SingleLocation, activation: Activation, stages: tuple[Stage, ...], variance: float) -> Method:
@@ -347,7 +371,7 @@ def _method(task: SingleLocation, activation: Activation, stages: tuple[Stage, .
 
 
 def _ended(stage: Stage, why: str) -> Stage:
-    return Stage(stage.point, stage.spectrum, -1, stage.rate, stage.multiplicity, stage.signs, why)
+    return dataclasses.replace(stage, feature=-1, also=(), ending=why)
 
 
 def _split(heads: int) -> Float[np.ndarray, "H H"]:

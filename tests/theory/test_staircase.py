@@ -106,18 +106,31 @@ def test_measured_slopes_are_the_predicted_ones():
 
 
 @pytest.mark.slow
-def test_worked_case_splits_in_order_of_variance():
-    """Four saddles' worth of the worked case: feature 2, then 3, then nothing; risk falls at every one."""
+def test_staircase_of_the_worked_case_ends_where_the_flow_does():
+    """Feature 2, then the pairs within; feature 3, unstable up to there, no longer is. Flows from two starts agree."""
     task = th.SingleLocation(length=10, snr=1.0, prior=th.sign_flips([2.0, 0.0, 0.0], [0.0, 2.5, 1.5]))
     stages = th.saddle_path(task, th.Softmax(), 4)
-    assert [stage.feature for stage in stages] == [1, 2, -1]
+    assert [stage.feature for stage in stages] == [1, -1, -1]
     np.testing.assert_allclose(stages[0].rate, 0.06393945, atol=1e-7)
     assert [len(set(stage.point.groups)) for stage in stages] == [1, 2, 4]
+    assert [bool(stage.ending) for stage in stages] == [False, False, True]
     risks = [float(stage.point.risk) for stage in stages]
     assert risks[0] > risks[1] > risks[2]
-    assert risks[2] < 0.376651  # the flow at τ = 400, docs/model.md §9
     for stage in stages:
         assert float(stage.point.gradient) < 1e-7
+    for stage in stages[:2]:  # feature 3 grows there, but never fastest
+        grows = [float(v) for v, f in zip(stage.spectrum.eigenvalues, stage.spectrum.features, strict=True) if f == 2]
+        assert -stage.rate < min(grows) < -0.005
+
+    start = th.OrderParameters.initial(jax.random.key(0), heads=4, features=3, dim=1000, replicas=2)
+    flow = th.gradient_flow(
+        task, th.Softmax(), start, [0.0, 400.0, 3200.0], tolerance=1e-5, method=th.Quadrature(1e-5), progress=False
+    )
+    np.testing.assert_allclose(flow.risk[:, -1], risks[-1], atol=2e-4)  # it falls like a power of τ
+    ours = np.sort(np.abs(np.asarray(stages[-1].point.order.m)), axis=0)
+    for m in np.asarray(flow.order.m[:, -1]):
+        assert np.max(np.abs(m[:, 2])) < 1e-3
+        np.testing.assert_allclose(np.sort(np.abs(m), axis=0), ours, atol=0.2)
 
 
 @pytest.mark.slow
