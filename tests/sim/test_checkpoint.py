@@ -274,7 +274,7 @@ def test_kill_at_any_moment(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_kill_at_many_moments(kind, tmp_path):
     rng, expected = np.random.default_rng(1), simulated(kind, **LONG)
-    for i in range(8):
+    for i in range(4):
         moments = [*rng.choice(["any", "writing", "renaming"], 2), "any"]
         same(kill_and_resume(kind, tmp_path / f"{i}.npz", moments, rng), expected)
 
