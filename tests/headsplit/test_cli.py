@@ -59,6 +59,11 @@ def test_writes_a_store_and_figures_and_says_where(computed, tmp_path):
     assert load(folder / "result.zarr").configuration == asdict(Configuration(dim=500, seed=3))
 
 
+def test_bands_can_be_left_out(computed, tmp_path):
+    assert runner.invoke(app, ["compare", "--no-bands", "--out", "here"]).exit_code == 0
+    assert load(tmp_path / "here/result.zarr").configuration == asdict(Configuration(bands=False))
+
+
 def test_a_result_that_is_there_is_not_computed_again(computed, tmp_path):
     runner.invoke(app, ["compare", "--out", "here"])
     (tmp_path / "here/compare.png").unlink()
