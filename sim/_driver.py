@@ -101,7 +101,9 @@ def drive(
     )
     if checkpoints.start is not None:
         step, recorded, log, leaves = checkpoints.start
-        state = jax.tree.unflatten(jax.tree.structure(state), [jnp.array(leaf, copy=True) for leaf in leaves])
+        was, structure = jax.tree.flatten(state)
+        state = [jnp.array(leaf, copy=True, device=own.sharding) for leaf, own in zip(leaves, was, strict=True)]
+        state = jax.tree.unflatten(structure, state)
     records, result, failures = log
     last = int(grid.steps[-1])
 

@@ -12,8 +12,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from sim._mesh import check_mesh, layout
 from sim.data import Tokens, draw_tokens
 from sim.layer import MultiHeadAttention
 from sim.loss import sample_losses
@@ -30,16 +32,25 @@ class Plan(eqx.Module):
     chunk: int = eqx.field(static=True)  # samples of one replica drawn at once
     group: int = eqx.field(static=True)  # replicas advanced side by side
     loss: str = eqx.field(static=True)
+    mesh: Mesh | None = eqx.field(static=True)
 
     @classmethod
-    def make(cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, loss: str) -> "Plan":
+    def make(
+        cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, loss: str, mesh: Any = None
+    ) -> "Plan":
         """Chunks of samples, and groups of replicas, that fit in `CHUNK_BYTES`.
 
-        The chunk does not look at the number of replicas, so that a replica draws the same samples in any company.
+        The chunk does not look at the number of replicas or devices, so that a replica draws the same samples in any
+        company and anywhere.
         """
         fit = samples_that_fit(task, layer)
         chunk = min(batch, fit)
-        return cls(batch, chunk, fit // chunk, loss)
+        sizes = {
+            "replica": {"the replicas": layer.replicas},
+            "batch": {"the samples drawn at once": chunk, "the samples left at the end of a batch": batch % chunk},
+            "dim": {"D": layer.dim},
+        }
+        return cls(batch, chunk, fit // chunk, loss, check_mesh(mesh, sizes))
 
 
 class Setting(eqx.Module):
@@ -130,6 +141,9 @@ def _step(
     tree: Any = params  # optax's own type of a tree does not cover modules
     updates, _ = optimizer.update(mean, optimizer.init(tree), tree)  # plain SGD keeps no state
     tree = optax.apply_updates(tree, updates)
+    split = layout(plan.mesh, params.keys.shape, None, "dim")
+    if split is not None:
+        tree = eqx.tree_at(lambda p: p.keys, tree, jax.lax.with_sharding_constraint(tree.keys, split))
     return tree
 
 
@@ -150,7 +164,9 @@ def _draw(
 
     The branch keeps XLA from fusing the end of the draw into each of its uses, and so repeating it.
     """
-    draw = lambda key: draw_tokens(setting.task, key, count, dim=layer.dim, dtype=layer.keys.dtype)  # noqa: E731
+    shape = (count, int(setting.task.length), layer.dim)
+    own = {"dtype": layer.keys.dtype, "sharding": layout(setting.plan.mesh, shape, "batch", None, "dim")}
+    draw = lambda key: draw_tokens(setting.task, key, count, dim=layer.dim, **own)  # noqa: E731
     blank = lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))  # noqa: E731
     return jax.lax.cond(always, draw, blank, key)
 

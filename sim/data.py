@@ -5,11 +5,13 @@ coordinates, k*_f = √D e_f, and √(ν/D) Σ_f θ_f k*_f = √ν θ on those c
 F numbers beside the noise, and the large array is written once.
 """
 
+import math
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int, Key
 
 from theory import SingleLocation
@@ -53,7 +55,15 @@ class Tokens(eqx.Module):
         return self.noise + self.indicator()[..., None] * self.padded_signal()[..., None, :]
 
 
-def draw_tokens(task: SingleLocation, key: Key[Array, ""], count: int, *, dim: int, dtype: Any = jnp.float32) -> Tokens:
+def draw_tokens(
+    task: SingleLocation,
+    key: Key[Array, ""],
+    count: int,
+    *,
+    dim: int,
+    dtype: Any = jnp.float32,
+    sharding: Sharding | None = None,
+) -> Tokens:
     """Independent samples of the task.
 
     Args:
@@ -62,6 +72,7 @@ def draw_tokens(task: SingleLocation, key: Key[Array, ""], count: int, *, dim: i
         count: number of samples, the leading axis.
         dim: number D of dimensions, at least F.
         dtype: of noise and signal.
+        sharding: of the noise (count, L, D), each device drawing its own part; the numbers are the same without.
 
     Raises:
         ValueError: naming the argument that is out of range.
@@ -79,8 +90,11 @@ def draw_tokens(task: SingleLocation, key: Key[Array, ""], count: int, *, dim: i
     if not jnp.issubdtype(dtype, jnp.floating):
         raise invalid("dtype", "a floating-point type", dtype)
     key_noise, key_position, key_prior = jax.random.split(key, 3)
-    # flat, then reshaped: a draw is several times slower along a short last axis
-    noise = jax.random.normal(key_noise, (count * task.length * dim,), dtype)
+    shape = (count, task.length, dim)
+    if sharding is None:  # flat, then reshaped: a draw is several times slower along a short last axis
+        noise = jax.random.normal(key_noise, (math.prod(shape),), dtype).reshape(shape)
+    else:
+        noise = jax.lax.with_sharding_constraint(jax.random.normal(key_noise, shape, dtype), sharding)
     position = jax.random.randint(key_position, (count,), 0, task.length)
     signal = jnp.sqrt(task.snr).astype(dtype) * task.prior.sample(key_prior, count, dtype)
-    return Tokens(noise.reshape(count, task.length, dim), position, signal)
+    return Tokens(noise, position, signal)

@@ -9,6 +9,7 @@ import numpy as np
 from sim._chain import Setting, State, advance, factor, least_dim, measure
 from sim._checkpoint import Files
 from sim._driver import RecordGrid
+from sim._mesh import check_mesh, per_device, placed
 from sim.train import Options, check_task, check_trained, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
@@ -35,6 +36,7 @@ def train_reduced(
     block: int | None = None,
     progress: bool = True,
     throw: bool = True,
+    mesh: Any = None,
     checkpoint: Any = None,
     checkpoint_seconds: Any = 60.0,
     resume: Any = None,
@@ -72,13 +74,16 @@ def train_reduced(
         progress: a bar on standard error when the run takes more than two seconds.
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
+        mesh: devices of this process, a `jax.sharding.Mesh` with one axis "replica" whose size divides the number of
+            replicas, two or more on each device: each runs its own, and the result is bit for bit that of one device.
+            Each compiles the program for itself.
         checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
             when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
             is refused.
         checkpoint_seconds: least time between two of them; 0 writes one after every block.
         resume: path of a checkpoint to go on from, and to write on unless `checkpoint` is given. All other arguments
-            are those of the run that wrote it, but for `block`, `progress` and `throw`; the result is bit for bit that
-            of a run that never stopped. A finished run is returned at once.
+            are those of the run that wrote it, but for `block`, `progress`, `throw` and `mesh`; the result is bit for
+            bit that of a run that never stopped. A finished run is returned at once.
 
     Returns:
         A `Trajectory` as `train` returns it; its settings have source="reduced".
@@ -126,6 +131,9 @@ def train_reduced(
     grid = RecordGrid.make(record, options.time, options.learning_rate, dim)
     replicas = None if order.m.ndim == 2 else order.m.shape[0]
     count = replicas or 1
+    mesh = check_mesh(mesh, {"replica": {"the replicas": replicas}})
+    if mesh is not None and count == mesh.size > 1:  # the compiler rounds otherwise where the axis of replicas is gone
+        raise invalid("mesh", "two replicas or more on each device", f"{count} on {mesh.size}")
     if block is None:
         block = max(1, BLOCK_SAMPLES // (count * options.batch))
 
@@ -135,15 +143,20 @@ def train_reduced(
     rates = {"order": jnp.asarray(options.learning_rate / dim, jnp.float64), **options.rates(dim)}
     keys = options.keys(replicas)
     setting = Setting(rest, task, keys, jnp.asarray(dim, jnp.float64), rates, options.batch, loss)
+    # a copy: `advance` takes over its buffers
+    state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), State(heads, repeated(trained, (count,))))
     return simulate(
         task,
         activation,
         options,
         grid,
-        # `advance` takes over its buffers
-        jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), State(heads, repeated(trained, (count,)))),
-        advance=lambda state, step, size: advance((setting, jnp.asarray(step), jnp.asarray(size)), state),
-        measure=lambda state, step: measure(setting, state, jnp.asarray(step), options.evaluation),
+        placed(state, mesh, "replica"),
+        advance=per_device(
+            mesh, lambda own, state, step, size: advance((own, jnp.asarray(step), jnp.asarray(size)), state), setting
+        ),
+        measure=per_device(
+            mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
+        ),
         settings={
             "source": "reduced",
             "dim": dim,

@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 
 from sim._checkpoint import Checkpoints, Files, digest
 from sim._driver import RecordGrid, drive
+from sim._mesh import per_device, placed
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
@@ -38,6 +39,7 @@ def train(
     block: int | None = None,
     progress: bool = True,
     throw: bool = True,
+    mesh: Any = None,
     checkpoint: Any = None,
     checkpoint_seconds: Any = 60.0,
     resume: Any = None,
@@ -70,13 +72,19 @@ def train(
         progress: a bar on standard error when the run takes more than two seconds.
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
+        mesh: devices of this process to share the run, a `jax.sharding.Mesh` with one axis "replica", or with "batch",
+            "dim" or both. "replica": each device compiles for itself and runs its own replicas, and the result is bit for bit
+            that of one device. "batch" and "dim": the samples drawn at once (those that make 4 MiB, or the batch) and the D
+            dimensions are split; what is drawn is the same, sums differ by rounding. Sizes have to divide what they
+            split. "replica" beside another axis is not there yet.
         checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
             when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
             is refused.
         checkpoint_seconds: least time between two of them; 0 writes one after every block.
         resume: path of a checkpoint to go on from, and to write on unless `checkpoint` is given. All other arguments
-            are those of the run that wrote it, but for `block`, `progress` and `throw`; the result is bit for bit that
-            of a run that never stopped. A finished run is returned at once.
+            are those of the run that wrote it, but for `block`, `progress`, `throw` and `mesh`; the result is bit for
+            bit that of a run that never stopped, to rounding if "batch" or "dim" splits it otherwise. A finished run
+            is returned at once.
 
     Returns:
         A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, trained biases and
@@ -122,16 +130,25 @@ def train(
         params = jax.tree.map(lambda leaf: leaf[None], params)
     else:
         params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
-    plan = Plan.make(task, layer, batch=options.batch, loss=loss)
+    plan = Plan.make(task, layer, batch=options.batch, loss=loss, mesh=mesh)
     setting = Setting(rest, task, keys, rates, plan)
+    # a copy: `advance` takes over its buffers
+    params = placed(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params), plan.mesh, "replica")
+    params = eqx.tree_at(lambda p: p.keys, params, placed(params.keys, plan.mesh, "replica", None, "dim"))
     return simulate(
         task,
         layer.activation,
         options,
         grid,
-        jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params),  # `advance` takes over its buffer
-        advance=lambda state, step, count: advance((setting, jnp.asarray(step), jnp.asarray(count)), state),
-        measure=lambda state, step: measure(setting, state, jnp.asarray(step), options.evaluation),
+        params,
+        advance=per_device(
+            plan.mesh,
+            lambda own, state, step, count: advance((own, jnp.asarray(step), jnp.asarray(count)), state),
+            setting,
+        ),
+        measure=per_device(
+            plan.mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
+        ),
         settings={
             "source": "sgd",
             "dim": dim,
