@@ -75,8 +75,8 @@ def train_reduced(
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
         mesh: devices of this process, a `jax.sharding.Mesh` with one axis "replica" whose size divides the number of
-            replicas, two or more on each device: each runs its own, and the result is bit for bit that of one device.
-            Each compiles the program for itself.
+            replicas. Each compiles for itself and runs its own. Their random numbers are those of one device, and so
+            is all else but for rounding: the compiler may round float32 otherwise for another number of replicas.
         checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
             when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
             is refused.
@@ -132,8 +132,6 @@ def train_reduced(
     replicas = None if order.m.ndim == 2 else order.m.shape[0]
     count = replicas or 1
     mesh = check_mesh(mesh, {"replica": {"the replicas": replicas}})
-    if mesh is not None and count == mesh.size > 1:  # the compiler rounds otherwise where the axis of replicas is gone
-        raise invalid("mesh", "two replicas or more on each device", f"{count} on {mesh.size}")
     if block is None:
         block = max(1, BLOCK_SAMPLES // (count * options.batch))
 
