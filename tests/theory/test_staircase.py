@@ -134,6 +134,60 @@ def test_staircase_of_the_worked_case_ends_where_the_flow_does():
 
 
 @pytest.mark.slow
+def test_uneven_splits_are_as_rare_as_the_flow_says():
+    """64 random starts, H = 4: how often the split is not 2|2, in the flow and in the chain from the same starts.
+
+    Fisher's exact test of the two counts at 1 %, which is the false-alarm rate.
+    """
+    dim, end = 1000, 60.0
+    start = th.OrderParameters.initial(
+        jax.random.key(1), heads=4, features=1, dim=dim, variance=VARIANCE, replicas=64
+    )  # fmt: skip
+    chain = train_reduced(
+        PAIR, th.Softmax(), start, dim=dim, learning_rate=2.0, batch=4, time=end, key=jax.random.key(2), record=13,
+        loss="limit", evaluation=2, progress=False,
+    )  # fmt: skip
+    flow = th.gradient_flow(
+        PAIR, th.Softmax(), start, chain.time, step_size=STEP_SIZE, tolerance=1e-4, method=th.Quadrature(1e-5),
+        corrector_points=256, progress=False,
+    )  # fmt: skip
+    uneven = [int(np.sum(np.any(stage_times(run).last_groups[:, 0] != [2, 2, 0], axis=-1))) for run in (flow, chain)]
+    print(f"not 2|2 of 64: flow {uneven[0]}, chain {uneven[1]}")
+    assert all(count <= 12 for count in uneven)
+    assert stats.fisher_exact([[uneven[0], 64 - uneven[0]], [uneven[1], 64 - uneven[1]]]).pvalue > 0.01
+
+
+@pytest.mark.slow
+def test_features_come_in_the_order_of_their_variance():
+    """A Gaussian signal, Var θ = 1 and .6: the saddle's rates say so, and so do flows and chains from random starts.
+
+    Each of 8 chains is in order, and each of 2 flows.
+    """
+    task, dim, times = th.SingleLocation(4, 8.0, th.gaussian([0.0, 0.0], [1.0, 0.6])), 1000, np.linspace(0, 160, 33)
+    spectrum = th.hessian_spectrum(task, th.Softmax(), th.unspecialized_point(task, th.Softmax(), 4))
+    rates = [max(-v for v, f in zip(spectrum.eigenvalues, spectrum.features, strict=True) if f == k) for k in (0, 1)]
+    assert rates[0] > rates[1] > 0
+    start = th.OrderParameters.initial(
+        jax.random.key(0), heads=4, features=2, dim=dim, variance=VARIANCE, replicas=8
+    )  # fmt: skip
+    chain = train_reduced(
+        task, th.Softmax(), start, dim=dim, learning_rate=2.0, batch=10, time=160.0, key=jax.random.key(5),
+        record=times, loss="limit", evaluation=2, progress=False,
+    )  # fmt: skip
+    two = jax.tree.map(lambda leaf: leaf[:2], start)
+    flow = th.gradient_flow(
+        task, th.Softmax(), two, times, step_size=0.2, tolerance=1e-4, method=th.Quadrature(1e-4),
+        corrector_points=256, progress=False,
+    )  # fmt: skip
+    for run in (chain, flow):
+        found = stage_times(run)
+        print(found)
+        assert found.in_order_of_variance == 1.0
+        assert np.all(np.isfinite(found.stage_time[:, 0]))
+        assert np.all(found.stage_time[:, 0] < 0.7 * found.stage_time[:, 1])
+
+
+@pytest.mark.slow
 def test_an_uneven_split_is_repaired_by_an_excursion():
     """From the 3+/1− saddle one of the three heads turns back, crosses 0 and joins the other, in theory and chain.
 
