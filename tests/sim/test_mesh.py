@@ -85,7 +85,7 @@ def alone():
 pytestmark = pytest.mark.filterwarnings("error")  # of donated buffers that are not used
 
 
-@pytest.mark.parametrize(("size", "back"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("size", "back"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
 def test_replicas_are_spread_bit_for_bit(size, back, alone):
     same(sgd(mesh=mesh_of(size, axes=("replica",), back=back)), alone)
 
@@ -100,6 +100,7 @@ def test_a_step_is_split(axis):
     close(sgd(None, mesh=mesh_of(2, axes=(axis,))), sgd(None))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_other_devices(alone, monkeypatch, tmp_path):
     replace, saves = os.replace, []
 
@@ -179,7 +180,8 @@ def test_other_refusals():
 
 
 # each of eight devices compiles for itself
-@pytest.mark.parametrize("how", [pytest.param("spread", marks=pytest.mark.slow), "split"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["spread", "split"])
 def test_eight_devices(how):
     root = Path(__file__).parents[2]
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "PYTHONPATH": str(root)}
