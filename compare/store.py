@@ -7,7 +7,6 @@ status, and the shape, type and SHA-256 of every array, so that a damaged store 
 
 import datetime
 import hashlib
-import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -21,6 +20,8 @@ import jax
 import numpy as np
 import xarray as xr
 import zarr
+
+from theory._versions import installed
 
 SCHEMA = "headsplit-store-1"
 FLAGS = ("jax_enable_x64", "jax_threefry_partitionable", "jax_default_prng_impl")  # what random numbers depend on
@@ -96,7 +97,7 @@ def save(
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "commit": _commit(),
             "flags": json.dumps({name: getattr(jax.config, name) for name in FLAGS}),
-            "versions": json.dumps({name: _version(name) for name in PACKAGES}),
+            "versions": json.dumps({name: installed(name) for name in PACKAGES}),
             "configuration": _json("configuration", dict(configuration)),
             "contents": json.dumps({group[1:]: _contents(data) for group, data in groups.items()}),
         }
@@ -219,13 +220,6 @@ def _unreadable(path: Path) -> list[str]:
         except Exception:  # of any kind: the question is only which array
             found.append(description.parent.relative_to(path).as_posix())
     return found
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _commit() -> str:

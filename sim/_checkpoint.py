@@ -6,7 +6,6 @@ type and SHA-256 of every other entry. Nothing in it is pickled.
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 from theory._checks import invalid, non_negative
+from theory._versions import installed
 
 FORMAT, NUMBER = "headsplit-checkpoint", 1
 FLAGS = ("jax_threefry_partitionable", "jax_default_matmul_precision")  # what a run depends on besides its arguments
@@ -206,15 +206,8 @@ def _contents(values: np.ndarray) -> list[Any]:
 
 def _made() -> dict[str, str]:
     """What bits depend on, besides the configuration."""
-    versions = {name: _version(name) for name in ("headsplit", "jax", "jaxlib", "numpy")}
+    versions = {name: installed(name) for name in ("headsplit", "jax", "jaxlib", "numpy")}
     return {**versions, "platform": f"{jax.devices()[0].device_kind} ({platform.machine()})"}
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # used from its folder
-        return "0"
 
 
 def _release(version: str) -> tuple[int, ...]:

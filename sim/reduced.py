@@ -9,7 +9,7 @@ import numpy as np
 from sim._chain import Setting, State, advance, factor, least_dim, measure
 from sim._checkpoint import Files
 from sim._driver import RecordGrid
-from sim._mesh import check_mesh, per_device, placed
+from sim._mesh import check_mesh, placed
 from sim.train import Options, check_task, check_trained, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
@@ -77,13 +77,9 @@ def train_reduced(
         mesh: devices of this process, a `jax.sharding.Mesh` with one axis "replica" whose size divides the number of
             replicas. Each compiles for itself and runs its own. Their random numbers are those of one device, and so
             is all else but for rounding: the compiler may round float32 otherwise for another number of replicas.
-        checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
-            when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
-            is refused.
-        checkpoint_seconds: least time between two of them; 0 writes one after every block.
-        resume: path of a checkpoint to go on from, and to write on unless `checkpoint` is given. All other arguments
-            are those of the run that wrote it, but for `block`, `progress`, `throw` and `mesh`; the result is bit for
-            bit that of a run that never stopped. A finished run is returned at once.
+        checkpoint: path of a file (.npz) that keeps the state of the run; this and the next two are those of `train`.
+        checkpoint_seconds: least time between two of them.
+        resume: path of a checkpoint to go on from; what was said of `mesh` holds for a run resumed on another one.
 
     Returns:
         A `Trajectory` as `train` returns it; its settings have source="reduced".
@@ -149,12 +145,9 @@ def train_reduced(
         options,
         grid,
         placed(state, mesh, "replica"),
-        advance=per_device(
-            mesh, lambda own, state, step, size: advance((own, jnp.asarray(step), jnp.asarray(size)), state), setting
-        ),
-        measure=per_device(
-            mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
-        ),
+        compiled=(advance, measure),
+        setting=setting,
+        mesh=mesh,
         settings={
             "source": "reduced",
             "dim": dim,

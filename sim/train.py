@@ -1,12 +1,13 @@
 """One-pass SGD of the actual layer at large D."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 from sim._checkpoint import Checkpoints, Files, digest
@@ -141,14 +142,9 @@ def train(
         options,
         grid,
         params,
-        advance=per_device(
-            plan.mesh,
-            lambda own, state, step, count: advance((own, jnp.asarray(step), jnp.asarray(count)), state),
-            setting,
-        ),
-        measure=per_device(
-            plan.mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
-        ),
+        compiled=(advance, measure),
+        setting=setting,
+        mesh=plan.mesh,
         settings={
             "source": "sgd",
             "dim": dim,
@@ -239,8 +235,9 @@ def simulate(
     grid: RecordGrid,
     state: Any,
     *,
-    advance: Callable[[Any, int, int], tuple[Any, Any]],
-    measure: Callable[[Any, int], Mapping[str, Any]],
+    compiled: tuple[Callable[..., Any], Callable[..., Any]],
+    setting: Any,
+    mesh: Mesh | None,
     settings: dict[str, Any],
     start: Any,
     files: Files,
@@ -256,8 +253,9 @@ def simulate(
         options: of the run.
         grid: what is recorded.
         state: the start, as `advance` takes it.
-        advance: see `drive`.
-        measure: see `drive`.
+        compiled: `advance` and `measure` of the simulator.
+        setting: what they are given beside the state.
+        mesh: the devices, None for one.
         settings: what is not among the options: source, dim, dtype, replicas, heads, features.
         start: the start as the user gave it; a checkpoint holds a digest of its numbers.
         files: checkpoints.
@@ -287,11 +285,16 @@ def simulate(
             "state": [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(state)],
         }
 
+    advance, measure = compiled
     log = drive(
         grid,
         state,
-        advance=advance,
-        measure=measure,
+        advance=per_device(
+            mesh, lambda own, state, step, count: advance((own, jnp.asarray(step), jnp.asarray(count)), state), setting
+        ),
+        measure=per_device(
+            mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
+        ),
         shapes={"m": (heads, features), "r": (heads, heads), **trained, "loss": (), "loss_error": ()},
         replicas=replicas or 1,
         block=block,

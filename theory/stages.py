@@ -76,6 +76,11 @@ class Stage(eqx.Module):
     ending: str = eqx.field(static=True)
 
     @property
+    def scale(self) -> float:
+        """√(ν Var θ_f), the largest of the features along which the heads divide; 0 if they do not."""
+        return float(np.max(full_split(self.point.task)[np.any(self.direction, axis=0)], initial=0.0))
+
+    @property
     def slope(self) -> float:
         """1/(2κ): asymptotic stage time per unit of log D; inf if nothing grows."""
         return 1 / (2 * self.rate) if self.rate > 0 else float("inf")
@@ -226,9 +231,8 @@ def saddle_path(
         found.append(stage)
         if stage.ending:
             return tuple(found)
-        moving = np.any(stage.direction, axis=0)
-        start = point.order.m + jnp.asarray(0.5 * np.max(full_split(task)[moving]) * stage.direction)
-        free = free | moving
+        start = point.order.m + jnp.asarray(0.5 * stage.scale * stage.direction)
+        free = free | np.any(stage.direction, axis=0)
         groups = tuple(2 * group + int(sign > 0) for group, sign in zip(point.groups, stage.signs, strict=True))
         following = tied_minimum(task, point.activation, start, groups, free, method=method)
         if not float(following.risk) < float(point.risk):
@@ -299,7 +303,7 @@ def predict_stages(
         end = until
         if end is None:
             later = [s for s in stages if not s.ending]
-            waits = [np.log(max(np.sqrt(d / variance) * unit[s.feature], np.e)) / s.rate for s in later[1:]]
+            waits = [np.log(max(np.sqrt(d / variance) * s.scale, np.e)) / s.rate for s in later[1:]]
             end = float(path.time[k]) + (np.log(1 / MATCH) + _LATEST) / max(growth[k], later[0].rate / 2) + sum(waits)
         ensemble = _ensemble(path, band, k, d, samples, end, rates, activation, progress)
         ensembles.append(ensemble)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+from riskless import without_risk
 
 import sim._checkpoint
 from sim import MultiHeadAttention, train, train_reduced
@@ -29,9 +30,14 @@ from theory import OrderParameters, Result, RunFailed, SingleLocation, Softmax1,
 
 TASK = SingleLocation(3, 3.0, sign_flips([1.0], [1.0]))
 ACTIVATION = Softmax1([0.1, -0.2], 2.0, trained="bias")  # the scale is a number that is not trained
-LAYER = MultiHeadAttention.initial(
-    jax.random.key(1), heads=2, features=1, dim=20, variance=0.5, activation=ACTIVATION, replicas=3
-)
+
+
+def layer_of(**change):
+    options = {"heads": 2, "features": 1, "dim": 20, "variance": 0.5, "activation": ACTIVATION, "replicas": 3}
+    return MultiHeadAttention.initial(jax.random.key(1), **options | change)
+
+
+LAYER = layer_of()
 OPTIONS = {
     "learning_rate": 2.0, "time": 3.0, "batch": 2, "key": jax.random.key(5), "record": 4, "evaluation": 10,
     "bias_rate": 0.7, "progress": False,
@@ -51,19 +57,10 @@ def simulated(kind, *, task=TASK, layer=LAYER, **options):
 KINDS = ("sgd", "reduced")
 
 
-def without_risk():
-    """The population risk takes its time to compile, and is a function of what is compared here."""
-    module = importlib.import_module("sim.train")
-    module.recorded_risk = lambda task, activation, order: jnp.zeros(order.m.shape[:-2])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _without_risk():
-    module = importlib.import_module("sim.train")
-    before = module.recorded_risk
-    without_risk()
-    yield
-    module.recorded_risk = before
+    with without_risk():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,6 +100,10 @@ def same(a, b):
     leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(eqx.filter(x, eqx.is_array))] for x in (a, b)]
     assert jax.tree.structure(a) == jax.tree.structure(b)
     assert [(x.dtype, x.shape, x.tobytes()) for x in leaves[0]] == [(x.dtype, x.shape, x.tobytes()) for x in leaves[1]]
+
+
+def never(*args):
+    raise AssertionError("nothing is to be computed")
 
 
 def header_of(path):
@@ -176,8 +177,8 @@ def test_a_finished_run_is_returned_at_once(kind, whole, monkeypatch, tmp_path):
     same(simulated(kind, checkpoint=path), whole[kind])
     before = path.stat()
     module = importlib.import_module("sim.train" if kind == "sgd" else "sim.reduced")
-    monkeypatch.setattr(module, "advance", None)
-    monkeypatch.setattr(module, "measure", None)
+    monkeypatch.setattr(module, "advance", never)
+    monkeypatch.setattr(module, "measure", never)
     same(simulated(kind, resume=path), whole[kind])
     assert path.stat().st_mtime_ns == before.st_mtime_ns
 
@@ -339,8 +340,8 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, monkeypatch, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_noticed_before_anything_is_computed(monkeypatch, tmp_path):
     module = importlib.import_module("sim.train")
-    monkeypatch.setattr(module, "advance", None)
-    monkeypatch.setattr(module, "measure", None)
+    monkeypatch.setattr(module, "advance", never)
+    monkeypatch.setattr(module, "measure", never)
     (tmp_path / "file").touch()
     for path in (tmp_path / "none/run.npz", tmp_path / "file/run.npz"):
         with pytest.raises(OSError, match=r"checkpoint: .*run\.npz cannot be written") as failure:
@@ -488,11 +489,6 @@ def test_arrays_that_are_not_those_of_the_header(finished, tmp_path):
             simulated("sgd", resume=changed)
 
 
-def _layer(**change):
-    options = {"heads": 2, "features": 1, "dim": 20, "variance": 0.5, "activation": ACTIVATION, "replicas": 3}
-    return MultiHeadAttention.initial(jax.random.key(1), **options | change)
-
-
 @pytest.mark.parametrize(
     ("name", "change", "values"),
     [
@@ -511,13 +507,13 @@ def _layer(**change):
         ("length", {"task": SingleLocation(4, 3.0, sign_flips([1.0], [1.0]))}, ("3", "4")),
         ("snr", {"task": SingleLocation(3, 3.5, sign_flips([1.0], [1.0]))}, ("3.0", "3.5")),
         ("prior", {"task": SingleLocation(3, 3.0, sign_flips([1.0], [1 + 1e-15]))}, (r".*\[1\.0\].*", r".*1\.00+1.*")),
-        ("activation", {"layer": _layer(activation=Softmax1([0.1, -0.2], 3.0, trained="bias"))}, (".*2.*", ".*3.*")),
-        ("start", {"layer": _layer(variance=0.6)}, (r"'\w+'", r"'\w+'")),
+        ("activation", {"layer": layer_of(activation=Softmax1([0.1, -0.2], 3.0, trained="bias"))}, (".*2.*", ".*3.*")),
+        ("start", {"layer": layer_of(variance=0.6)}, (r"'\w+'", r"'\w+'")),
         ("start", {"layer": eqx.tree_at(lambda x: x.keys, LAYER, LAYER.keys[::-1])}, (r"'\w+'", r"'\w+'")),
-        ("dim", {"layer": _layer(dim=30)}, ("20", "30")),
-        ("replicas", {"layer": _layer(replicas=2)}, ("3", "2")),
-        ("heads", {"layer": _layer(heads=3, activation=Softmax1(0.1, 2.0, trained="bias"))}, ("2", "3")),
-        ("dtype", {"layer": _layer(dtype=jnp.float64)}, ("'float32'", "'float64'")),
+        ("dim", {"layer": layer_of(dim=30)}, ("20", "30")),
+        ("replicas", {"layer": layer_of(replicas=2)}, ("3", "2")),
+        ("heads", {"layer": layer_of(heads=3, activation=Softmax1(0.1, 2.0, trained="bias"))}, ("2", "3")),
+        ("dtype", {"layer": layer_of(dtype=jnp.float64)}, ("'float32'", "'float64'")),
     ],
 )  # fmt: skip
 def test_another_run_is_refused_by_what_differs(name, change, values, finished):
@@ -557,7 +553,7 @@ def _die_at(moment):
             os.truncate(file.name, file.tell() // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def never(aside, path):
+    def not_renamed(aside, path):
         if len(calls) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         rename(aside, path)
@@ -567,15 +563,15 @@ def _die_at(moment):
         np.savez = half
     elif moment == "renaming":
         np.savez = lambda file, **arrays: (calls.append(file), savez(file, **arrays))
-        os.replace = never
+        os.replace = not_renamed
 
 
 if __name__ == "__main__":
     kind, path, moment = sys.argv[1:]
-    without_risk()
     _die_at(moment)
     here = {"resume" if Path(path).exists() else "checkpoint": path}
-    try:
-        simulated(kind, **LONG, **here, block=1, checkpoint_seconds=0)
-    except RunFailed as failure:
-        print(failure)
+    with without_risk():
+        try:
+            simulated(kind, **LONG, **here, block=1, checkpoint_seconds=0)
+        except RunFailed as failure:
+            print(failure)

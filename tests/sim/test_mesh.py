@@ -3,7 +3,6 @@
 Run as a script, this file is the process with eight devices.
 """
 
-import importlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from riskless import without_risk
 
 from sim import MultiHeadAttention, draw_tokens, train, train_reduced
 from sim._mesh import check_mesh, layout, placed
@@ -62,19 +62,10 @@ def close(a, b):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
 
 
-def without_risk():
-    """The population risk takes its time to compile, and is a function of what is compared here."""
-    module = importlib.import_module("sim.train")
-    module.recorded_risk = lambda task, activation, order: jnp.zeros(order.m.shape[:-2])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _without_risk():
-    module = importlib.import_module("sim.train")
-    before = module.recorded_risk
-    without_risk()
-    yield
-    module.recorded_risk = before
+    with without_risk():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -189,11 +180,11 @@ def test_eight_devices(how):
 
 
 if __name__ == "__main__":
-    without_risk()
     assert len(jax.devices()) == 8
-    run = sgd(loss="limit")  # it compiles faster
-    if sys.argv[1] == "spread":
-        same(sgd(loss="limit", mesh=mesh_of(8, axes=("replica",))), run)
-    else:
-        for sizes, axes in (((8,), ("batch",)), ((8,), ("dim",)), ((2, 4), ("batch", "dim"))):
-            close(sgd(loss="limit", mesh=mesh_of(*sizes, axes=axes)), run)
+    with without_risk():
+        run = sgd(loss="limit")  # it compiles faster
+        if sys.argv[1] == "spread":
+            same(sgd(loss="limit", mesh=mesh_of(8, axes=("replica",))), run)
+        else:
+            for sizes, axes in (((8,), ("batch",)), ((8,), ("dim",)), ((2, 4), ("batch", "dim"))):
+                close(sgd(loss="limit", mesh=mesh_of(*sizes, axes=axes)), run)

@@ -116,6 +116,7 @@ def test_staircase_of_the_worked_case_ends_where_the_flow_does():
     assert [bool(stage.ending) for stage in stages] == [False, False, True]
     risks = [float(stage.point.risk) for stage in stages]
     assert risks[0] > risks[1] > risks[2]
+    assert risks[2] < 0.376651  # the flow at τ = 400, docs/model.md §9
     for stage in stages:
         assert float(stage.point.gradient) < 1e-7
     for stage in stages[:2]:  # feature 3 grows there, but never fastest
@@ -140,9 +141,7 @@ def test_uneven_splits_are_as_rare_as_the_flow_says():
     Fisher's exact test of the two counts at 1 %, which is the false-alarm rate.
     """
     dim, end = 1000, 60.0
-    start = th.OrderParameters.initial(
-        jax.random.key(1), heads=4, features=1, dim=dim, variance=VARIANCE, replicas=64
-    )  # fmt: skip
+    start = th.OrderParameters.initial(jax.random.key(1), heads=4, features=1, dim=dim, variance=VARIANCE, replicas=64)
     chain = train_reduced(
         PAIR, th.Softmax(), start, dim=dim, learning_rate=2.0, batch=4, time=end, key=jax.random.key(2), record=13,
         loss="limit", evaluation=2, progress=False,
@@ -167,9 +166,7 @@ def test_features_come_in_the_order_of_their_variance():
     spectrum = th.hessian_spectrum(task, th.Softmax(), th.unspecialized_point(task, th.Softmax(), 4))
     rates = [max(-v for v, f in zip(spectrum.eigenvalues, spectrum.features, strict=True) if f == k) for k in (0, 1)]
     assert rates[0] > rates[1] > 0
-    start = th.OrderParameters.initial(
-        jax.random.key(0), heads=4, features=2, dim=dim, variance=VARIANCE, replicas=8
-    )  # fmt: skip
+    start = th.OrderParameters.initial(jax.random.key(0), heads=4, features=2, dim=dim, variance=VARIANCE, replicas=8)
     chain = train_reduced(
         task, th.Softmax(), start, dim=dim, learning_rate=2.0, batch=10, time=160.0, key=jax.random.key(5),
         record=times, loss="limit", evaluation=2, progress=False,
