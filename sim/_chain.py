@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from sim._normals import normals
 from sim._sgd import _fold_step
 from theory import Activation, SingleLocation
 
@@ -395,8 +396,7 @@ def _sum(terms: Any) -> Array:
 
 def _normals(keys: Key[Array, " R"], shape: tuple[int, ...]) -> Float[Array, "... R"]:
     """Each replica's own, drawn flat: a draw is several times slower along a short last axis."""
-    count = int(np.prod(shape))
-    flat = jax.vmap(lambda key: jax.random.normal(key, (count,), jnp.float32), out_axes=-1)(keys)
+    flat = jax.vmap(lambda key: normals(key, (int(np.prod(shape)),)), out_axes=-1)(keys)
     return flat.reshape(*shape, keys.shape[0])
 
 

@@ -21,7 +21,7 @@ from sim.layer import MultiHeadAttention
 from sim.loss import sample_losses
 from theory import SingleLocation
 
-CHUNK_BYTES = 4 * 2**20  # tokens held at once; arrays beyond the cache are drawn 4× slower
+CHUNK_BYTES = 2**20  # tokens held at once; beyond the cache all is slower
 _TRAINING, _FRESH = 0x7261696E, 0x66726573  # purposes folded into a replica's key
 
 
@@ -94,7 +94,8 @@ def advance(
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in (norms, *jax.tree.leaves(params.activation))]
         return params, jnp.all(jnp.stack(finite))
 
-    return jax.lax.map(run, (params, setting.keys), batch_size=setting.plan.group)
+    group = min(setting.plan.group, setting.keys.size)
+    return jax.lax.map(run, (params, setting.keys), batch_size=group if group > 1 else None)
 
 
 @eqx.filter_jit

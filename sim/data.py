@@ -5,7 +5,6 @@ coordinates, k*_f = √D e_f, and √(ν/D) Σ_f θ_f k*_f = √ν θ on those c
 F numbers beside the noise, and the large array is written once.
 """
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Sharding
 from jaxtyping import Array, Float, Int, Key
 
+from sim._normals import normals
 from theory import SingleLocation
 from theory._checks import instance, invalid, typed_key, whole
 
@@ -91,10 +91,7 @@ def draw_tokens(
         raise invalid("dtype", "a floating-point type", dtype)
     key_noise, key_position, key_prior = jax.random.split(key, 3)
     shape = (count, task.length, dim)
-    if sharding is None:  # flat, then reshaped: a draw is several times slower along a short last axis
-        noise = jax.random.normal(key_noise, (math.prod(shape),), dtype).reshape(shape)
-    else:
-        noise = jax.lax.with_sharding_constraint(jax.random.normal(key_noise, shape, dtype), sharding)
+    noise = normals(key_noise, shape, dtype, axis=1, sharding=sharding)
     position = jax.random.randint(key_position, (count,), 0, task.length)
     signal = jnp.sqrt(task.snr).astype(dtype) * task.prior.sample(key_prior, count, dtype)
     return Tokens(noise, position, signal)

@@ -25,4 +25,8 @@ def sample_losses(layer: MultiHeadAttention, tokens: Tokens, loss: str = "finite
     miss = layer.attention(tokens) - tokens.indicator()
     if loss == "limit":
         return jnp.sum(jnp.square(miss), axis=-1)
-    return jnp.sum(jnp.square(combine(miss, tokens)), axis=-1) / tokens.dim
+    # |ξᵀμ + μ_ε s|², s on F coordinates
+    noise = combine(miss, tokens.noise)
+    signal = jnp.sum(miss * tokens.indicator(), axis=-1, keepdims=True) * tokens.signal
+    cross = jnp.sum((2 * noise[..., : signal.shape[-1]] + signal) * signal, axis=-1)
+    return (jnp.sum(jnp.square(noise), axis=-1) + cross) / tokens.dim

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sim._chain import Setting, State, advance, factor
+from sim._normals import normals
 from theory import OrderParameters, SingleLocation, Softmax, sign_flips
 
 TASK = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
@@ -41,7 +42,7 @@ def _draw_alone(batch, replicas):
 
     @jax.jit
     def run(steps, buffer):
-        draw = lambda i, _: jax.random.normal(jax.random.fold_in(jax.random.key(2), i), (size,), jnp.float32)  # noqa: E731
+        draw = lambda i, _: normals(jax.random.fold_in(jax.random.key(2), i), (size,))  # noqa: E731
         return jax.lax.fori_loop(0, steps, draw, buffer)
 
     buffer = jnp.zeros(size, jnp.float32)

@@ -161,7 +161,7 @@ def test_other_refusals():
     odd = MultiHeadAttention.initial(KEY, heads=2, features=1, dim=15)
     with pytest.raises(ValueError, match="mesh: expected an axis 'dim' whose size divides D, 15, got 2"):
         train(TASK, odd, mesh=mesh_of(2, axes=("dim",)), **OPTIONS)
-    large = MultiHeadAttention(jnp.zeros((2, 60_000), jnp.float32), features=1, activation=Softmax())
+    large = MultiHeadAttention(jnp.zeros((2, 15_000), jnp.float32), features=1, activation=Softmax())
     with pytest.raises(ValueError, match="whose size divides the samples drawn at once, 5, got 2"):
         train(TASK, large, mesh=mesh_of(2, axes=("batch",)), **OPTIONS)
     with pytest.raises(ValueError, match=r"mesh: expected one axis 'replica', got axes \('dim',\)"):

@@ -91,7 +91,7 @@ def test_a_record_belongs_to_its_time(run):
         assert shorter.loss[0] == run.loss[t]
 
 
-@pytest.mark.parametrize(("dim", "batch", "chunks"), [(20, 3, [3]), (60_000, 9, [4, 4, 1])])
+@pytest.mark.parametrize(("dim", "batch", "chunks"), [(20, 3, [3]), (15_000, 9, [4, 4, 1])])
 def test_steps_are_those_written_out(dim, batch, chunks):
     """Three steps by hand, with the keys folded as documented; the larger D splits the batch into chunks."""
     layer = _layer(dim=dim)
@@ -220,9 +220,9 @@ def test_numbers_never_recompile(monkeypatch, activation):
         train(TASK, layer, **OPTIONS | {"batch": 3})
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(10, 1), (10, 16)])
-def test_memory_is_a_chunk_of_tokens(batch, replicas):
-    """Nothing but the keys grows with B and the replicas: at D = 10^5 one sample of 10 tokens is the chunk of 4 MB."""
+@pytest.mark.parametrize(("batch", "replicas", "gradients"), [(1, 1, 0), (10, 1, 1), (1, 16, 0)])
+def test_memory_is_a_chunk_of_tokens(batch, replicas, gradients):
+    """At D = 10^5 one sample of 10 tokens is the chunk of 4 MB; of larger batches a gradient more is held."""
     task = SingleLocation(10, 1.0, sign_flips([2.0], [1.0]))
     layer = MultiHeadAttention(jnp.zeros((replicas, 4, 10**5), jnp.float32), features=1)
     rates = {"keys": jnp.asarray(1.0)}
@@ -231,7 +231,8 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas):
     setting = Setting(rest, task, jax.random.split(KEY, replicas), rates, plan)
     compiled = advance.lower((setting, jnp.asarray(0), jnp.asarray(1)), params).compile().compiled
     chunk, keys = 4 * 10**6, layer.keys.nbytes
-    assert compiled.memory_analysis().temp_size_in_bytes < 6 * chunk + 2 * keys
+    more = gradients * keys // replicas
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * (chunk + keys) + more
 
 
 def test_mean_drift_of_zero_keys():
