@@ -1,7 +1,6 @@
 """`headsplit`: the commands. Thin: options in, one call, exit code out; heavy imports wait until they are needed."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -70,8 +69,6 @@ def _headsplit(
 
     Exit codes: 0 agreement or no verdict (even if all runs diverged), 1 disagreement, 2 wrong usage, 130 interrupted.
     """
-    # 1.4 times as many random numbers a second on one machine; the store records it
-    os.environ.setdefault("JAX_THREEFRY_PARTITIONABLE", "false")
     # "no GPU found" is no news on a machine without one
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
 

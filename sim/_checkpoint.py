@@ -87,7 +87,8 @@ class Checkpoints:
         if path is not None and path != resume and path.exists():
             raise invalid("checkpoint", "a path where nothing lies (resume= goes on with a run)", f"{path}: it exists")
         if self.path is not None:
-            self._configuration = json.loads(json.dumps(configuration() | {name: _flag(name) for name in FLAGS}))
+            flags = {name: _flag(name) for name in FLAGS} | {"backend": jax.default_backend()}
+            self._configuration = json.loads(json.dumps(configuration() | flags))
         self.start = None if resume is None else _load(resume, self._configuration)
 
     def save(self, snapshot: Snapshot, *, now: bool) -> None:

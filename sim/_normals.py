@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import Sharding
 from jaxtyping import Array, Float, Key, UInt32
 
-PIECE = 2**18  # numbers made at once: their bits stay in the cache
+
+def bytes_at_once() -> int:
+    """How much of the tokens is worked on at once: what stays in the cache of a CPU, and fills another device."""
+    return 2**20 if jax.default_backend() == "cpu" else 2**26
 
 
 def normals(
@@ -34,7 +37,7 @@ def normals(
     if dtype != jnp.float32:
         return _flat(jax.random.normal, key, shape, dtype, sharding)
     length, others = shape[axis], math.prod(shape) // shape[axis]
-    size = min(-(-length // 2), max(1, PIECE // (2 * others)))  # of half a piece
+    size = min(-(-length // 2), max(1, bytes_at_once() // (8 * others)))  # of half a piece
 
     def words(key: Key[Array, ""]) -> tuple[Array, Array]:
         bits = _flat(jax.random.bits, key, (*shape[:axis], size, *shape[axis + 1 :]), jnp.uint64, sharding)

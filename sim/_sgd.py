@@ -16,12 +16,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from sim._mesh import check_mesh, layout
+from sim._normals import bytes_at_once
 from sim.data import Tokens, draw_tokens
 from sim.layer import MultiHeadAttention
 from sim.loss import sample_losses
 from theory import SingleLocation
 
-CHUNK_BYTES = 2**20  # tokens held at once; beyond the cache all is slower
 _TRAINING, _FRESH = 0x7261696E, 0x66726573  # purposes folded into a replica's key
 
 
@@ -38,7 +38,7 @@ class Plan(eqx.Module):
     def make(
         cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, loss: str, mesh: Any = None
     ) -> "Plan":
-        """Chunks of samples, and groups of replicas, that fit in `CHUNK_BYTES`.
+        """Chunks of samples, and groups of replicas, that fit in `bytes_at_once`.
 
         The chunk does not look at the number of replicas or devices, so that a replica draws the same samples in any
         company and anywhere.
@@ -149,8 +149,8 @@ def _step(
 
 
 def samples_that_fit(task: SingleLocation, layer: MultiHeadAttention) -> int:
-    """How many samples make `CHUNK_BYTES`, one at least."""
-    return max(1, CHUNK_BYTES // (task.length * layer.dim * layer.keys.dtype.itemsize))
+    """How many samples make `bytes_at_once`, one at least."""
+    return max(1, bytes_at_once() // (task.length * layer.dim * layer.keys.dtype.itemsize))
 
 
 def _names(layer: PyTree) -> PyTree:

@@ -75,9 +75,9 @@ def train(
             otherwise the trajectory is returned and its `result` says so.
         mesh: devices of this process to share the run, a `jax.sharding.Mesh` with one axis "replica", or with "batch",
             "dim" or both. "replica": each device compiles for itself and runs its own replicas, and the result is bit
-            for bit that of one device. "batch" and "dim": the samples drawn at once (those that make 1 MiB, or the
-            batch) and the D dimensions are split; what is drawn is the same, sums differ by rounding. Sizes have to
-            divide what they split. "replica" beside another axis is not there yet.
+            for bit that of one device. "batch" and "dim": the samples drawn at once (those that make 1 MiB on a CPU,
+            or the batch) and the D dimensions are split; what is drawn is the same, sums differ by rounding. Sizes
+            have to divide what they split. "replica" beside another axis is not there yet.
         checkpoint: path of a file (.npz) that keeps the state of the run, written at its start, then between blocks,
             when it is stopped, and at its end. It is whole at any time, whatever kills the run. What lies there already
             is refused.

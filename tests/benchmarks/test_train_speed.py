@@ -5,42 +5,18 @@ turn, so that a busy machine slows all alike; ratios are medians over the rounds
 draws the tokens of a step, in the same chunks, for one replica after another, and does nothing else.
 """
 
-import time
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulators import ETA, FEATURES, HEADS, TASK, full, in_turn, start
 
-from sim import MultiHeadAttention, draw_tokens
-from sim._sgd import CHUNK_BYTES, Plan, Setting, advance, trained_leaves
-from theory import SingleLocation, sign_flips
-
-TASK = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
-HEADS, FEATURES, ETA = 4, 3, 5.0
-ROUNDS = 11
-
-
-def _taken(runs, samples, rounds=ROUNDS):
-    """Seconds per sample of each run, by rounds."""
-    for run in runs.values():
-        run()  # compiles
-    taken = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            taken[name].append((time.perf_counter() - start) / samples[name])
-    return {name: np.array(seconds) for name, seconds in taken.items()}
-
-
-def _start(dim, replicas=None):
-    return MultiHeadAttention.initial(jax.random.key(0), heads=HEADS, features=FEATURES, dim=dim, replicas=replicas)
+from sim import draw_tokens
+from sim._sgd import samples_that_fit
 
 
 def _draw_alone(dim, batch, replicas, steps):
-    chunk = min(batch, max(1, CHUNK_BYTES // (TASK.length * dim * 4)))
+    chunk = min(batch, samples_that_fit(TASK, start(dim)))
     assert batch % chunk == 0
     draw = lambda key: draw_tokens(TASK, key, chunk, dim=dim)  # noqa: E731
 
@@ -57,26 +33,11 @@ def _draw_alone(dim, batch, replicas, steps):
     return lambda: jax.block_until_ready(run(keys, blank))
 
 
-def _train(dim, batch, replicas, loss, steps):
-    layer = _start(dim, replicas)
-    rates = {"keys": jnp.asarray(ETA)}
-    params, rest = eqx.partition(layer, trained_leaves(layer, rates))
-    plan = Plan.make(TASK, layer, batch=batch, loss=loss)
-    setting = Setting(rest, TASK, jax.random.split(jax.random.key(2), replicas), rates, plan)
-    state = [params]
-
-    def run():
-        state[0], sound = advance((setting, jnp.asarray(0), jnp.asarray(steps)), state[0])
-        jax.block_until_ready(sound)
-
-    return run
-
-
 def _numpy_loop(dim, batch, steps):
     """A loop with the gradient written by hand."""
     rng = np.random.default_rng(0)
     values = np.asarray(TASK.prior.means, np.float32)
-    keys = np.array(_start(dim).keys)
+    keys = np.array(start(dim).keys)
 
     def run():
         for _ in range(steps):
@@ -115,7 +76,7 @@ def _first_jax(dim, batch):
 
 def _jax_loop(dim, batch, steps):
     step = jax.jit(_first_jax(dim, batch))
-    keys = [_start(dim).keys]
+    keys = [start(dim).keys]
 
     def run():
         for key in jax.random.split(jax.random.key(3), steps):
@@ -128,7 +89,7 @@ def _jax_loop(dim, batch, steps):
 def _jax_scan(dim, batch, steps):
     step = _first_jax(dim, batch)
     scan = jax.jit(lambda keys, draws: jax.lax.scan(lambda k, key: (step(k, key), None), keys, draws)[0])
-    keys = [_start(dim).keys]
+    keys = [start(dim).keys]
 
     def run():
         keys[0] = jax.block_until_ready(scan(keys[0], jax.random.split(jax.random.key(3), steps)))
@@ -144,8 +105,8 @@ def _jax_scan(dim, batch, steps):
 def test_a_step_costs_little_more_than_its_tokens(dim, batch, replicas, most, benchmark):
     steps = max(1, 2 * 10**7 // (dim * batch * TASK.length * replicas))
     runs = {"drawing alone": _draw_alone(dim, batch, replicas, steps)}
-    runs |= {f"{loss} loss": _train(dim, batch, replicas, loss, steps) for loss in ("finite", "limit")}
-    taken = _taken(runs, dict.fromkeys(runs, steps * batch * replicas))
+    runs |= {f"{loss} loss": full(dim, batch, replicas, loss, steps) for loss in ("finite", "limit")}
+    taken = in_turn(runs, dict.fromkeys(runs, steps * batch * replicas))
     print(f"\nD = {dim}, B = {batch}, {replicas} replicas:")
     for name, seconds in taken.items():
         ratio = np.median(seconds / taken["drawing alone"])
@@ -156,21 +117,21 @@ def test_a_step_costs_little_more_than_its_tokens(dim, batch, replicas, most, be
 
 
 @pytest.mark.benchmark
-@pytest.mark.parametrize(("dim", "batch"), [(1000, 10), (10_000, 10)])
-def test_against_what_one_would_write_first(dim, batch, benchmark):
+@pytest.mark.parametrize(("dim", "batch", "least"), [(1000, 10, 1.2), (10_000, 10, 1.0)])
+def test_against_what_one_would_write_first(dim, batch, least, benchmark):
     steps = 10**6 // dim
     runs = {
-        "train": _train(dim, batch, 1, "finite", steps),
+        "train": full(dim, batch, 1, "finite", steps),
         "lax.scan": _jax_scan(dim, batch, steps),
         "JAX loop": _jax_loop(dim, batch, steps // 2),
         "NumPy loop": _numpy_loop(dim, batch, steps // 10),
     }
     shares = {"train": 1, "lax.scan": 1, "JAX loop": 2, "NumPy loop": 10}
-    taken = _taken(runs, {name: steps // share * batch for name, share in shares.items()})
+    taken = in_turn(runs, {name: steps // share * batch for name, share in shares.items()})
     print(f"\nD = {dim}, B = {batch}:")
     for name, seconds in taken.items():
         ratio = np.median(seconds / taken["train"])
         print(f"  {name}: {1 / seconds.min():,.0f} samples/s, train is {ratio:.2f}× as fast")
         benchmark.extra_info[f"{name} / train"] = ratio
     benchmark.pedantic(runs["train"], rounds=3)
-    assert np.median(taken["lax.scan"] / taken["train"]) > 1.2
+    assert np.median(taken["lax.scan"] / taken["train"]) > least

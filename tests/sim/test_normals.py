@@ -16,11 +16,11 @@ from sim._normals import normals
 KEY = jax.random.key(7)
 
 
-@pytest.mark.parametrize("piece", [2**18, 64])
+@pytest.mark.parametrize("piece", [2**20, 256])
 @pytest.mark.parametrize("length", [1, 2, 3, 10, 11])
 def test_all_are_independent_normals(piece, length, monkeypatch):
     """Law, and correlations between tokens and with the number after it; false alarm 1e-3 a case."""
-    monkeypatch.setattr(_normals, "PIECE", piece)
+    monkeypatch.setattr(_normals, "bytes_at_once", lambda: piece)
     x = np.asarray(normals(KEY, (40, length, 501), axis=1), np.float64)
     assert len(np.unique(x)) > 0.98 * x.size  # of 2^23 values; none was left blank or made twice
     assert stats.kstest(x.ravel(), "norm").pvalue > 1e-3 / 4
@@ -51,9 +51,9 @@ def test_moments_to_six_digits():
 
 
 @pytest.mark.parametrize(("shape", "axes"), [((4, 5, 6), ("batch", None, None)), ((3, 4, 10), (None, None, "batch"))])
-@pytest.mark.parametrize("piece", [2**18, 30])
+@pytest.mark.parametrize("piece", [2**20, 120])
 def test_each_device_draws_the_same(shape, axes, piece, monkeypatch):
-    monkeypatch.setattr(_normals, "PIECE", piece)
+    monkeypatch.setattr(_normals, "bytes_at_once", lambda: piece)
     mesh = check_mesh(jax.make_mesh((2,), ("batch",), devices=jax.devices()[:2]), {"batch": {}})
     sharding = layout(mesh, shape, *axes)
     split = jax.jit(lambda key: normals(key, shape, axis=1, sharding=sharding))(KEY)
