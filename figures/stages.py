@@ -31,8 +31,10 @@ class Series(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its variance."""
-        return f"Var θ = {float(self.prediction['variance'].values[self.feature]):.3g}"
+        """Its variance, and which one it is of several."""
+        variances = self.prediction["variance"].values
+        name = f"feature {self.feature + 1}, " if len(variances) > 1 else ""
+        return f"{name}Var θ = {float(variances[self.feature]):.3g}"
 
 
 def draw(store: Store) -> Figure:
@@ -69,7 +71,7 @@ def against_dim(ax: Axes, store: Store) -> None:
     dims = np.asarray(store.configuration["dims"], dtype=float)
     notes: list[tuple[int, float, str]] = []
     for index, one in enumerate(series(store)):
-        low, middle, high = (quantile(one, level) for level in (0.25, 0.5, 0.75))
+        low, middle, high = (_finite(quantile(one, level)) for level in (0.25, 0.5, 0.75))
         theory_line(ax, dims, middle, index)
         ax.fill_between(dims, low, high, color=look(index)["color"], alpha=BAND_ALPHA, linewidth=0)
         slope = float(one.prediction["limit_slope"].values[one.feature])
@@ -78,8 +80,7 @@ def against_dim(ax: Axes, store: Store) -> None:
             ax.plot(guide, middle[0] + slope * np.log(guide / dims[0]), **GUIDE)
             text = f"{one.label}\nfitted {_number(one, 'own_slope')}\nmedians {_number(one, 'predicted_slope')}"
             notes.append((index, float(np.nan_to_num(middle[-1])), f"{text}\nD → ∞ {slope:.2f}"))
-        seen = one.comparison["measured"].values[:, one.feature].T
-        seen = np.where(np.isfinite(seen), seen, np.nan)
+        seen = _finite(one.comparison["measured"].values[:, one.feature].T)
         errors = np.stack([seen[1] - seen[0], seen[2] - seen[1]])
         simulation_points(ax, dims, seen[1], errors, index, markersize=3, capsize=1.5)
     ax.set_xscale("log")
@@ -123,7 +124,7 @@ def first_stage(ax: Axes, store: Store) -> None:
             ax.step([first, *seen], steps, where="post", color=look(index)["color"], linewidth=0.6, zorder=3)
         theory_line(ax, clock, chance, index)
         p_value = float(one.comparison["p_value"].values[place, one.feature])
-        text = f"{one.label}\nn = {len(seen)}, p = {p_value:.2f}"
+        text = f"{one.label}\nn = {len(seen)}, p = {'–' if np.isnan(p_value) else f'{p_value:.2f}'}"
         ax.annotate(
             text, (0.97, 0.05 + 0.13 * shown), xycoords="axes fraction", ha="right", va="bottom",
             color=look(index)["color"], fontsize=6.5,
@@ -140,9 +141,8 @@ def first_stage(ax: Axes, store: Store) -> None:
 
 
 def quantile(one: Series, level: float) -> np.ndarray:
-    """(dim,) predicted stage time below which a fraction `level` lies, NaN where beyond the end of the flows."""
-    found = one.prediction["quantile"].sel(level=level).values[:, one.feature]
-    return np.where(np.isfinite(found), found, np.nan)
+    """(dim,) predicted stage time below which a fraction `level` lies, inf where beyond the end of the flows."""
+    return one.prediction["quantile"].sel(level=level).values[:, one.feature]
 
 
 def table(store: Store) -> str:
@@ -157,10 +157,11 @@ def table(store: Store) -> str:
         )
         for one in own:
             get = {name: float(values.values[one.feature]) for name, values in _by_feature(one)}
+            medians = "–" if np.isnan(get["predicted_slope"]) else f"{get['predicted_slope']:.3f}"
             ratio, error = (get[name] / get["predicted_slope"] for name in ("own_slope", "own_error"))
             lines.append(
                 f"  {one.feature + 1:>7}{get['variance']:8.3g}{get['growth']:10.5f}{get['limit_slope']:14.3f}"
-                f"{get['predicted_slope']:9.3f}{_pair(get['slope'], get['slope_error']):>18}"
+                f"{medians:>9}{_pair(get['slope'], get['slope_error']):>18}"
                 f"{_pair(get['own_slope'], get['own_error']):>18}{_pair(ratio, error):>16}"
             )
         lines.append(
@@ -194,6 +195,11 @@ def table(store: Store) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """NaN, which is not drawn, instead of inf."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _apart(heights: list[float]) -> list[float]:

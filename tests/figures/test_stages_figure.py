@@ -165,6 +165,7 @@ def test_a_feature_predicted_never_to_split_leaves_its_note(store):
     figure = picture.draw(store)
     figure.canvas.draw()
     assert len(figure.axes[0].texts) == 3
+    assert "inf … inf" in picture.table(store)
 
 
 def test_axes_end_with_the_data(store):

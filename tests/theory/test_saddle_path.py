@@ -94,7 +94,7 @@ def test_a_small_signal_grows_at_its_small_rate():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_saddle_is_stationary_whatever_the_covariance(seed):
     """Random Cov θ of two features, two heads: gradients vanish, the risk falls, nothing is left that grows."""
     root = np.random.default_rng(seed).standard_normal((2, 2))
