@@ -2,10 +2,7 @@
 
 import numpy as np
 
-
-def counted(number: int, noun: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+from theory._words import counted as counted
 
 
 def plus_minus(value: float, error: float) -> str:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from compare._words import plus_minus
 from compare.stages import StageTimes
-from theory._checks import whole
+from theory._checks import instance, whole
 
 
 class StageSlope(eqx.Module):
@@ -95,6 +95,8 @@ def log_dim_slope(
     dims = tuple(whole("dims", dim, 1) for dim in dims)
     if len(dims) != len(stages) or not dims:
         raise ValueError(f"dims: expected one D >= 1 for each of the {len(stages)} stage times, got {list(dims)}")
+    for one in stages:
+        instance("stages", one, StageTimes)
     if len(set(dims)) < 2:
         raise ValueError(f"dims: expected at least two different D to fit a slope, got {list(dims)}")
     ours, *others = (_identity(one) for one in stages)

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 
 from compare._words import counted, plus_minus
 from theory import Trajectory
+from theory._checks import instance, invalid
 from theory.passage import SPLIT_FRACTION, first_passage, full_split, head_deviation
 
 SAME_VARIANCE = 1e-9  # relative: features whose variances differ by less have no order to keep
@@ -292,8 +293,9 @@ def stage_times(trajectory: Trajectory, *, threshold: float = SPLIT_FRACTION) ->
         >>> stage_times(run).stage_time.round(2).tolist()
         [[16.09]]
     """
-    if isinstance(threshold, bool) or not (np.isfinite(threshold) and threshold > 0):
-        raise ValueError(f"threshold: expected a number > 0, got {threshold!r}")
+    instance("trajectory", trajectory, Trajectory)
+    if isinstance(threshold, bool) or not isinstance(threshold, (int, float, np.number)) or not 0 < threshold < np.inf:
+        raise invalid("threshold", "a number > 0", repr(threshold))
     m, risk = (np.asarray(x, dtype=np.float64) for x in (trajectory.order.m, trajectory.risk))
     if m.ndim == 3:
         m, risk = m[None], risk[None]

@@ -18,6 +18,7 @@ from compare.slopes import log_dim_slope
 from compare.stages import Excursions, StageTimes, stage_times
 from sim import train_reduced
 from theory import Activation, OrderParameters, Prior, SingleLocation, Stage, predict_stages
+from theory.passage import rank_cdf, rank_quantile
 
 LEVELS = (0.25, 0.5, 0.75)  # of the measured times, between which bars are drawn
 FEWEST = 8  # stage times that a distribution is judged by
@@ -30,8 +31,10 @@ def predicted_stages(
     """`predict_stages` at every D, with rates and slopes by feature and the time by which almost all have split.
 
     Beside what `StagePrediction.to_xarray` holds: `growth` (κ at the saddle that is left along the feature),
-    `limit_slope` (see `limit_slopes`), `predicted_slope` (least squares of the predicted medians on log D) and `end`
-    (dim), at which a share `coverage` of the ensemble has split along every feature.
+    `limit_slope` (see `limit_slopes`), `predicted_slope` (least squares of the predicted medians on log D), `rank`
+    (place in the staircase, equal for features that split together, −1 without a stage) and `end` (dim), at which a
+    share `coverage` of the ensemble, good to 1/samples, has split along every feature; the end of the flows if it has
+    not by then.
 
     Raises:
         ValueError: a task whose heads do not split, or one where the noise keeps them from it.
@@ -48,23 +51,27 @@ def predicted_stages(
     if first.ending:
         raise ValueError(f"{prior.name}, H = {heads}: heads do not split, the unspecialized point is {first.ending}")
     growth = np.full(task.features, np.nan)
-    for stage in found.stages:
-        if stage.feature >= 0:
-            growth[stage.feature] = stage.rate
+    for stage in reversed(found.stages):  # the first stage of a feature counts
+        growth[list(stage.features)] = stage.rate
     medians = found.quantile(0.5)
-    with np.errstate(invalid="ignore"):
-        ends = np.nanmax(np.atleast_2d(found.quantile(coverage)), axis=-1)
     latest = np.array([float(flow.time[-1]) for flow in found.ensembles])
+    ends = all_split(found.times, coverage)
     added = {
         "growth": ("feature", growth, "κ at the saddle that is left along the feature"),
         "limit_slope": ("feature", limit_slopes(found.stages, task.features), "slope as D → ∞"),
         "predicted_slope": ("feature", _slopes(dims, medians), "slope of the predicted medians"),
         "variance": ("feature", np.asarray(prior.variance()), "Var θ_f"),
-        "rank": ("feature", _ranks(found.order, task.features), "place in the staircase, −1: no stage"),
+        "rank": ("feature", np.array(found.ranks), "place in the staircase, −1: no stage"),
         "end": ("dim", np.minimum(ends, latest), "time by which almost all have split"),
     }
     data = found.to_xarray()
     return data.assign({name: (dim, values, {"long_name": text}) for name, (dim, values, text) in added.items()})
+
+
+def all_split(times: Float[np.ndarray, "N S F"], coverage: float) -> Float[np.ndarray, " N"]:
+    """(N,) when a share `coverage` of the ensemble has split along every feature with a stage; inf if it has not."""
+    staged = ~np.isnan(times).any(axis=(0, 1))
+    return rank_quantile(times[:, :, staged].max(axis=2), coverage)
 
 
 def limit_slopes(stages: Sequence[Stage], features: int) -> Float[np.ndarray, " F"]:
@@ -79,14 +86,13 @@ def limit_slopes(stages: Sequence[Stage], features: int) -> Float[np.ndarray, " 
     for stage in stages:
         if stage.ending:
             break
-        if stage.feature < 0:
+        new = [f for f in stage.features if np.isnan(slopes[f])]
+        if not new:
             continue
-        values, along = np.asarray(stage.spectrum.eigenvalues), np.asarray(stage.spectrum.features)
-        rates = np.array([-values[along == f].min() if np.any(along == f) else 0.0 for f in range(features)])
         wait = behind[stage.feature] / stage.rate
         clock += wait
-        behind = np.clip(behind - rates * wait, 0, 1)
-        slopes[stage.feature] = clock / 2
+        behind = np.clip(behind - np.maximum(stage.rates, 0) * wait, 0, 1)
+        slopes[new] = clock / 2
     return slopes
 
 
@@ -118,7 +124,8 @@ def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
 
     By feature: `slope` ± `slope_error` of the stage time against log D (`log_dim_slope`); `own_slope` ± `own_error`,
     against log D with each replica's own start taken out. By dim and feature: `measured` quantiles
-    at `LEVELS` (runs that have not split count as later), `split` and `unsplit` runs; `ks` and `p_value` of the
+    at `LEVELS` (runs that have not split count as later), `split` and `unsplit` runs, and of how many the latter are
+    `expected` (good to runs/samples); `ks` and `p_value` of the
     Kolmogorov–Smirnov test against the predicted distribution, given that the run splits before the end: the constant
     is predicted, nothing is fitted.
 
@@ -138,15 +145,16 @@ def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
         own, own_error = taken_out.slope, taken_out.error
     measured = np.full((len(dims), features, len(LEVELS)), np.nan)
     counts = np.zeros((2, len(dims), features), dtype=np.int64)
-    ks, p_value = np.full((2, len(dims), features), np.nan)
+    ks, p_value, expected = np.full((3, len(dims), features), np.nan)
     for i, stage in enumerate(stages):
         for f in np.flatnonzero(stage.scale > 0):
             times = stage.stage_time[:, f]
             seen = times[np.isfinite(times)]
             counts[:, i, f] = len(seen), len(times) - len(seen)
             measured[i, f] = np.quantile(times, LEVELS, method="inverted_cdf")
-            if len(seen) >= FEWEST:
-                predicted = prediction["stage_time"].values[i, :, f]
+            predicted = prediction["stage_time"].values[i, :, f]
+            expected[i, f] = len(times) * (1 - rank_cdf(predicted, float(stage.time[-1])))
+            if len(seen) >= FEWEST and expected[i, f] < len(times):
                 test = kstest(distribution(predicted, seen, end=float(stage.time[-1])), "uniform")
                 ks[i, f], p_value[i, f] = test.statistic, test.pvalue
     each = ("dim", "feature")
@@ -158,6 +166,7 @@ def compared(prediction: xr.Dataset, *runs: xr.Dataset) -> xr.Dataset:
         "measured": ((*each, "level"), measured, "quantiles of the measured stage times"),
         "split": (each, counts[0], "runs that split"),
         "unsplit": (each, counts[1], "runs that did not split before the end"),
+        "expected": (each, expected, "runs predicted not to split before the end"),
         "ks": (each, ks, "Kolmogorov–Smirnov statistic, given a split before the end"),
         "p_value": (each, p_value, "its p-value"),
     }
@@ -172,19 +181,11 @@ def distribution(
 ) -> Float[np.ndarray, "..."]:
     """Predicted probability that a stage comes before each of `times`, given that it comes before `end`.
 
-    Linear between the ranks of the predicted times (inf where the flow had not split by its own end).
+    Linear between the ranks of the predicted times (inf where the flow had not split by its own end); NaN if none
+    comes before `end`.
     """
-    ranked = np.sort(predicted)
-    known = np.isfinite(ranked)
-    if not known.any():
-        return np.full(np.shape(times), np.nan)
-    level = (np.arange(len(ranked)) + 0.5) / len(ranked)
-
-    def cdf(at: Any) -> Any:
-        return np.interp(at, ranked[known], level[known], left=0.0)
-
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.clip(cdf(times) / cdf(end), 0, 1)
+        return np.clip(rank_cdf(predicted, times) / rank_cdf(predicted, end), 0, 1)
 
 
 def restored(run: xr.Dataset) -> StageTimes:
@@ -207,13 +208,6 @@ def _object(text: Any) -> Any:
     while isinstance(text, str):
         text = json.loads(text)
     return text
-
-
-def _ranks(order: Sequence[int], features: int) -> Any:
-    ranks = np.full(features, -1)
-    for place, feature in enumerate(order):
-        ranks[feature] = place
-    return ranks
 
 
 def _slopes(dims: Sequence[int], medians: Float[np.ndarray, "N F"]) -> Float[np.ndarray, " F"]:

@@ -241,8 +241,12 @@ def stages(
     length: Annotated[int, typer.Option(help="Tokens L >= 2 (at L = 2 nothing splits).")] = _STAGES.length,
     snr: Annotated[float, typer.Option(help="Signal-to-noise ratio ν.")] = _STAGES.snr,
     dims: Annotated[str, typer.Option(help="D, increasing, with commas.")] = _listed_whole(_STAGES.dims),
-    replicas: Annotated[str, typer.Option(help="Runs at each D, with commas.")] = _listed_whole(_STAGES.replicas),
-    shown: Annotated[int, typer.Option(help="The D whose distribution is drawn.")] = _STAGES.shown,
+    replicas: Annotated[
+        str | None, typer.Option(help="Runs at each D, with commas [default: 200, beyond D = 1600 fewer, at least 50].")
+    ] = None,
+    shown: Annotated[
+        int | None, typer.Option(help="The D whose distribution is drawn [default: the middle one].")
+    ] = None,
     variance: Annotated[float, typer.Option(help="Variance r_0 of the keys at the start.")] = _STAGES.variance,
     learning_rate: Annotated[float, typer.Option(help="Learning rate η.")] = _STAGES.learning_rate,
     batch: Annotated[
@@ -253,7 +257,7 @@ def stages(
         float, typer.Option(help="A feature has split when the spread over heads is at this share of √(ν Var θ).")
     ] = _STAGES.threshold,
     samples: Annotated[
-        int, typer.Option(help="Starts of the predicted distribution; its error is about 1/samples.")
+        int, typer.Option(help="Starts of the predicted distribution; it errs by about 1/samples in level.")
     ] = _STAGES.samples,
     coverage: Annotated[
         float, typer.Option(help="Runs end when this share has split along every feature, as predicted.")
@@ -269,27 +273,29 @@ def stages(
     log D/(2κ) and a constant. Both are predicted, with the distribution over starts and SGD's noise; nothing is fitted.
     They are measured on replicas of the exact chain of the order parameters (the law of SGD on the layer at any D).
 
-    Prints slopes (as D → ∞, along the path at these D, fitted with their standard error), medians, and
+    Prints slopes (as D → ∞, of the predicted medians at these D, fitted with their standard error), medians, and
     a Kolmogorov-Smirnov test for each D; writes a store (result.zarr) and a figure (stages.pdf, stages.png). Each line
     is stored as soon as it is finished: after Ctrl-C the same command goes on, and a folder that holds the result
-    already is drawn again, not recomputed. The defaults take some four minutes on two CPU cores; runs cost D·τ·B/η
+    already is drawn again, not recomputed. The defaults take some six minutes on two CPU cores; runs cost D·τ·B/η
     samples each.
     """
     from headsplit.parse import parse_activation, parse_prior
     from headsplit.stages import run as run_stages
+    from headsplit.stages import usual_replicas, usual_shown
 
     with _reported("stages"):
         if (prior is None) != (heads is None):
             raise ValueError("heads: expected one for each --prior, and none without")
+        sizes = _numbers("dims", dims, int)
         configuration = Staircases(
             priors=_STAGES.priors if prior is None else tuple(parse_prior(text).name for text in prior),
             heads=_STAGES.heads if heads is None else tuple(heads),
             activation=parse_activation(activation).name,
             length=length,
             snr=snr,
-            dims=_numbers("dims", dims, int),
-            replicas=_numbers("replicas", replicas, int),
-            shown=shown,
+            dims=sizes,
+            replicas=usual_replicas(sizes) if replicas is None else _numbers("replicas", replicas, int),
+            shown=usual_shown(sizes) if shown is None else shown,
             variance=variance,
             learning_rate=learning_rate,
             batch=batch,

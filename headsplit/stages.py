@@ -1,6 +1,6 @@
 """Stage times against log D: predicted for several tasks, measured on replicas of the exact chain."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -11,6 +11,19 @@ from headsplit.stored import STORE, Line, compute_lines, is_complete
 
 _RUNS = 21  # purpose of randomness, folded into key(seed)
 FIGURE = "stages"
+
+
+def usual_replicas(dims: Sequence[int]) -> tuple[int, ...]:
+    """Runs at each D unless given: 200, fewer where they cost more, at least 50."""
+    return tuple(min(200, max(50, round(316_228 / max(dim, 1)))) for dim in dims)
+
+
+def usual_shown(dims: Sequence[int]) -> int:
+    """The D whose distribution is drawn unless given: the middle one, of two the smaller."""
+    return dims[(len(dims) - 1) // 2]
+
+
+DIMS = (316, 1000, 3162, 10000)
 
 
 @dataclass(frozen=True)
@@ -25,15 +38,15 @@ class Configuration:
     activation: str = "Softmax(temperature=1.0)"
     length: int = 4
     snr: float = 4.0
-    dims: tuple[int, ...] = (316, 1000, 3162, 10000)
-    replicas: tuple[int, ...] = (200, 200, 100, 50)  # for each D
-    shown: int = 1000  # D of the distribution
+    dims: tuple[int, ...] = DIMS
+    replicas: tuple[int, ...] = usual_replicas(DIMS)  # for each D
+    shown: int = usual_shown(DIMS)  # D of the distribution
     variance: float = 0.1
     learning_rate: float = 2.0
     batch: int = 4
     loss: str = "limit"
     threshold: float = 0.25
-    samples: int = 64
+    samples: int = 128
     coverage: float = 0.99
     records: int = 121
     seed: int = 0

@@ -36,10 +36,10 @@ from theory.saddle import CriticalPoint as CriticalPoint  # noqa: E402
 from theory.saddle import HessianSpectrum as HessianSpectrum  # noqa: E402
 from theory.saddle import hessian_spectrum as hessian_spectrum  # noqa: E402
 from theory.saddle import unspecialized_point as unspecialized_point  # noqa: E402
-from theory.stages import Stage as Stage  # noqa: E402
 from theory.stages import StagePrediction as StagePrediction  # noqa: E402
 from theory.stages import predict_stages as predict_stages  # noqa: E402
-from theory.stages import saddle_path as saddle_path  # noqa: E402
+from theory.staircase import Stage as Stage  # noqa: E402
+from theory.staircase import saddle_path as saddle_path  # noqa: E402
 from theory.task import SingleLocation as SingleLocation  # noqa: E402
 from theory.trajectory import Result as Result  # noqa: E402
 from theory.trajectory import RunFailed as RunFailed  # noqa: E402

@@ -1,4 +1,9 @@
-"""When heads have split along a feature: the amplitude and its first passage, for theory and simulations alike."""
+"""When heads have split along a feature: the amplitude and its first passage, for theory and simulations alike.
+
+And the law of an ensemble of such times: sorted, the i-th of S stands for the level (i + ½)/S.
+"""
+
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -41,3 +46,29 @@ def first_passage(time: Float[np.ndarray, " T"], amplitude: Float[np.ndarray, " 
         before, after, threshold = np.log(before), np.log(after), np.log(threshold)
     share = (threshold - before) / (after - before)
     return float(time[k - 1] + np.clip(share, 0, 1) * (time[k] - time[k - 1]))
+
+
+def rank_quantile(times: Float[np.ndarray, "N S *rest"], level: Any) -> Float[np.ndarray, "..."]:
+    """(..., N, *rest) quantiles of S times at the levels (...), linear between ranks; inf counts as later than all.
+
+    Between a finite time and inf it is inf, and NaN only where all times are.
+    """
+    ranked = np.sort(times, axis=1)
+    place = np.asarray(level) * ranked.shape[1] - 0.5
+    low = np.clip(np.floor(place), 0, ranked.shape[1] - 1).astype(int)
+    high = np.clip(low + 1, 0, ranked.shape[1] - 1)
+    share = np.clip(place - low, 0, 1)[(..., *[None] * (ranked.ndim - 1))]
+    below, above = np.moveaxis(ranked[:, low], 0, place.ndim), np.moveaxis(ranked[:, high], 0, place.ndim)
+    finite = np.isfinite(above)
+    between = below + share * (np.where(finite, above, 0.0) - np.where(finite, below, 0.0))
+    return np.where(share == 0, below, np.where(finite, between, above))
+
+
+def rank_cdf(ensemble: Float[np.ndarray, " S"], times: Any) -> Any:
+    """Share of an ensemble of times that lies before each of `times`, linear between ranks; inf is later than all."""
+    ranked = np.sort(ensemble)
+    level = (np.arange(len(ranked)) + 0.5) / len(ranked)
+    known = np.isfinite(ranked)
+    if not known.any():
+        return np.zeros(np.shape(times))
+    return np.interp(times, ranked[known], level[known], left=0.0)

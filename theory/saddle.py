@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from scipy.optimize import minimize
 
 from theory._checks import instance, invalid, whole
+from theory._words import counted
 from theory.activation import Activation, BayesSoftmax
 from theory.fit import State, fit
 from theory.method import Method, Quadrature, default_method
@@ -28,10 +29,12 @@ from theory.risk import check_model, evaluate_risk
 from theory.task import SingleLocation
 
 _ALIKE = 1e-7  # heads whose overlaps differ by less are one group
-_SAME = 1e-7  # eigenvalues that differ by less are one multiplet
+_RESOLUTION, _MULTIPLET = 1e-7, 10.0  # of the largest curvature: what is marginal; times that: what is one multiplet
+_ROUGH = 30.0  # times the risk's tolerance: errors of curvatures, relative to the largest
 _CLEAR = 0.9  # share of a direction that gives it its name
 _MOST_REFLECTIONS = 12
 _STEPS, _SLOPE = 100, 10.0  # of the minimization, which ends at gradients of 10 times the risk's tolerance
+_STATIONARY = 10.0  # times that: gradients of a stationary point
 
 
 class CriticalPoint(eqx.Module):
@@ -42,6 +45,7 @@ class CriticalPoint(eqx.Module):
         activation: with its trained leaves at the point.
         risk: E there.
         gradient: largest entry of the gradient in the coordinates m (along r = m mᵀ) and trained leaves.
+        tolerance: up to which that counts as 0.
         groups: (H,) heads with equal numbers are alike.
         task: the task.
     """
@@ -50,8 +54,14 @@ class CriticalPoint(eqx.Module):
     activation: Activation
     risk: Float[Array, ""]
     gradient: Float[Array, ""]
+    tolerance: float = eqx.field(static=True)
     groups: tuple[int, ...] = eqx.field(static=True)
     task: SingleLocation
+
+    @property
+    def stationary(self) -> bool:
+        """Whether the gradient is 0 up to the tolerance; a minimum with entries held is stationary only by symmetry."""
+        return float(self.gradient) <= self.tolerance
 
     def to_xarray(self) -> xr.Dataset:
         """m, r, group of each head, risk and residual gradient."""
@@ -69,7 +79,8 @@ class CriticalPoint(eqx.Module):
     def __str__(self) -> str:
         groups = sorted(set(self.groups))
         lines = [
-            f"Critical point of {type(self.activation).__name__}: {self.order.heads} heads in {len(groups)} groups, "
+            f"{'Critical point' if self.stationary else 'No critical point'} of {type(self.activation).__name__}: "
+            f"{counted(self.order.heads, 'head')} in {counted(len(groups), 'group')}, "
             f"risk {float(self.risk):.8f}, residual gradient {float(self.gradient):.1e}",
             "  heads  " + "".join(f"{f'm_{f + 1}':>10}" for f in range(self.order.features)),
         ]
@@ -94,6 +105,7 @@ class HessianSpectrum(eqx.Module):
             there are D − F − rank r_⊥ such directions.
         orthogonal_directions: (H, H) their directions.
         orthogonal_kinds: (H,) as `kinds`.
+        resolution: curvatures nearer to 0 are marginal: 1e-7 of the largest, or the error of the risk's method.
     """
 
     eigenvalues: Float[Array, " N"]
@@ -104,6 +116,7 @@ class HessianSpectrum(eqx.Module):
     orthogonal: Float[Array, " H"]
     orthogonal_directions: Float[Array, "H H"]
     orthogonal_kinds: tuple[str, ...] = eqx.field(static=True)
+    resolution: float
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -116,13 +129,14 @@ class HessianSpectrum(eqx.Module):
     @property
     def unstable(self) -> Bool[np.ndarray, " N"]:
         """(N,) whether the direction grows."""
-        return np.asarray(self.eigenvalues) < -_SAME
+        return np.asarray(self.eigenvalues) < -self.resolution
 
     def multiplets(self) -> list[tuple[float, int, str]]:
         """(eigenvalue, multiplicity, label) of those along m and trained leaves, ascending."""
         found: list[tuple[float, int, str]] = []
+        same = _MULTIPLET * self.resolution
         for value, label in zip(np.asarray(self.eigenvalues), self.labels, strict=True):
-            if found and found[-1][2] == label and abs(value - found[-1][0]) < _SAME:
+            if found and found[-1][2] == label and abs(value - found[-1][0]) < same:
                 found[-1] = (found[-1][0], found[-1][1] + 1, label)
             else:
                 found.append((float(value), 1, label))
@@ -161,11 +175,13 @@ class HessianSpectrum(eqx.Module):
 def unspecialized_point(
     task: SingleLocation, activation: Activation, heads: int, *, method: Method | None = None
 ) -> CriticalPoint:
-    """The point where all heads are equal, k_h = k, that minimizes the risk among such points (docs/model.md §5).
+    """The point where all heads are equal, k_h = k, with a minimum of the risk among such points (docs/model.md §5).
 
+    It is the local minimum next to √ν E θ, where heads that start small arrive; a skewed prior may have a lower one.
     Overlaps that the prior's reflections keep at zero are zero; for a non-random mean direction softmax has
     m = √ν E θ there. What the activation trains is equal for all heads and at its best too. Heads lie inside the
-    spikes' span (r = m mᵀ), where the flow takes them as η/B → 0.
+    spikes' span (r = m mᵀ), where the flow takes them as η/B → 0. Where a common move of all heads lowers the risk in a
+    way that the reflections forbid, the spectrum shows it as an unstable "mean".
 
     Args:
         task: the task.
@@ -214,12 +230,15 @@ def hessian_spectrum(
         >>> th.hessian_spectrum(task, th.Softmax(), point).multiplets()[0]
         (-0.06393945..., 3, 'split, feature 2')
     """
+    instance("activation", activation, Activation)
     if isinstance(point, CriticalPoint):
         if type(point.activation) is not type(activation):
             raise invalid("activation", f"that of the point, {point.activation.name}", activation.name)
         activation, order = point.activation, point.order
-    else:
+    elif isinstance(point, OrderParameters):
         order = point
+    else:
+        raise invalid("point", "a CriticalPoint or OrderParameters", repr(point))
     check_model(task, activation, order)
     if order.m.ndim != 2:
         raise invalid("point", "one state: m of shape (H, F)", f"m of shape {order.m.shape}")
@@ -229,11 +248,13 @@ def hessian_spectrum(
     groups = alike(order, trained)
     split, *features = _projectors(trained, groups, order.features)
     values, vectors = np.linalg.eigh(np.asarray(hessian))
-    vectors = _aligned(values, vectors, [split, *features])
+    around, turned = np.linalg.eigh(np.asarray(along))
+    largest = max(np.max(np.abs(values)), np.max(np.abs(around)))
+    resolution = max(_RESOLUTION, _ROUGH * _precision(fitted)) * float(largest)
+    vectors = _aligned(values, vectors, [split, *features], _MULTIPLET * resolution)
     shares = np.asarray([[v @ p @ v for p in features] for v in vectors.T])
     in_m = shares.sum(axis=1) > 1 - _CLEAR
-    around, turned = np.linalg.eigh(np.asarray(along))
-    turned = _aligned(around, turned, [_split_projector(groups)])
+    turned = _aligned(around, turned, [_split_projector(groups)], _MULTIPLET * resolution)
     back = jax.vmap(ravel_pytree((trained, order.m))[1])(jnp.asarray(vectors.T))
     return HessianSpectrum(
         jnp.asarray(values),
@@ -244,19 +265,30 @@ def hessian_spectrum(
         jnp.asarray(around),
         jnp.asarray(turned.T),
         tuple(_kind(v, _split_projector(groups)) for v in turned.T),
+        resolution,
     )
 
 
-def moving_features(prior: Prior) -> Bool[np.ndarray, " F"]:
-    """Which overlaps may leave 0: those that no reflection θ_f → ±θ_f, under which P_θ is the same, turns round."""
+def moving_features(prior: Prior, broken: Bool[np.ndarray, " F"] | None = None) -> Bool[np.ndarray, " F"]:
+    """Which overlaps may leave 0: those that no unbroken reflection turns round.
+
+    A reflection changes signs, θ_f → ±θ_f, and leaves P_θ the same. An overlap that is not 0 (`broken`) breaks those
+    that turn it round.
+    """
     features = prior.features
     if features > _MOST_REFLECTIONS:
         raise invalid("prior", f"at most {_MOST_REFLECTIONS} features, whose reflections are tried", features)
     weights, means, covariances = (np.asarray(x) for x in (prior.weights, prior.means, prior.covariances))
+    size = np.sqrt(np.max(means**2 + np.diagonal(covariances, axis1=1, axis2=2), axis=0))
+    size = np.where(size > 0, size, 1.0)  # in units of its own size a feature that is small is no rounding error
+    means, covariances = means / size, covariances / (size[:, None] * size)
     laws = np.concatenate([weights[:, None], means, covariances.reshape(len(weights), -1)], axis=1)
     moving = np.ones(features, bool)
+    kept = np.zeros(features, bool) if broken is None else broken
     for signs in itertools.product([1.0, -1.0], repeat=features):
         sign = np.asarray(signs)
+        if np.any(kept & (sign < 0)):
+            continue
         turned = covariances * sign[:, None] * sign[None, :]
         image = np.concatenate([weights[:, None], means * sign, turned.reshape(len(weights), -1)], axis=1)
         apart = np.max(np.abs(image[:, None] - laws[None]), axis=-1)
@@ -288,7 +320,7 @@ def tied_minimum(
         return own, OrderParameters(m, m @ m.T)
 
     fitted = _fitted(method, task, rest, full(y))
-    precision = fitted.tolerance if isinstance(fitted, Quadrature) else 1e-4
+    precision = _precision(fitted)
     while y.size:
         derivatives = _remembered(lambda y: _derivatives(task, rest, full(y), fitted))  # noqa: B023
         found = minimize(
@@ -306,7 +338,8 @@ def tied_minimum(
         fitted = wider
     own, order = full(y)
     value, slope, _, _ = _derivatives(task, rest, full(y), fitted)
-    return CriticalPoint(order, eqx.combine(own, rest), value, jnp.max(jnp.abs(slope)), _numbered(groups), task)
+    gradient, tolerance = jnp.max(jnp.abs(slope)), _STATIONARY * _SLOPE * precision
+    return CriticalPoint(order, eqx.combine(own, rest), value, gradient, tolerance, _numbered(groups), task)
 
 
 def alike(order: OrderParameters, trained: Activation) -> tuple[int, ...]:
@@ -358,6 +391,11 @@ def _fitted(method: Method | None, task: SingleLocation, rest: Activation, state
     return fit(method, task, rest, jax.tree.map(lambda leaf: leaf[None], state)).at_least(method)
 
 
+def _precision(method: Method) -> float:
+    """Error of the risk that the method allows itself."""
+    return method.tolerance if isinstance(method, Quadrature) else 1e-4
+
+
 @eqx.filter_jit
 def _derivatives(
     task: SingleLocation, rest: Activation, state: State, method: Method
@@ -396,13 +434,13 @@ def _split_projector(groups: tuple[int, ...]) -> Float[np.ndarray, "H H"]:
     return np.eye(len(groups)) - same / same.sum(axis=1, keepdims=True)
 
 
-def _aligned(values: np.ndarray, vectors: np.ndarray, projectors: list[np.ndarray]) -> np.ndarray:
-    """Eigenvectors turned, within each multiplet, so that each has a name if any turning gives it one."""
+def _aligned(values: np.ndarray, vectors: np.ndarray, projectors: list[np.ndarray], same: float) -> np.ndarray:
+    """Eigenvectors turned, among values `same` apart, so that each has a name if any turning gives it one."""
     operator = sum((np.sqrt(2) ** -i * 1.1**i * p for i, p in enumerate(projectors)), np.zeros_like(projectors[0]))
     turned, start = vectors.copy(), 0
     while start < len(values):
         end = start + 1
-        while end < len(values) and values[end] - values[end - 1] < _SAME:
+        while end < len(values) and values[end] - values[end - 1] < same:
             end += 1
         own = vectors[:, start:end]
         turned[:, start:end] = own @ np.linalg.eigh(own.T @ operator @ own)[1]

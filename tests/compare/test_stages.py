@@ -1,5 +1,6 @@
 """Stage times of hand-made trajectories with known crossings, and slopes planted in them."""
 
+import inspect
 import warnings
 
 import equinox as eqx
@@ -300,9 +301,14 @@ def test_censored_runs_are_refused_or_dropped_and_counted():
 
 def test_refusals():
     run = made([0.0, 1.0], pair([0.1, 0.5]))
-    for threshold in (0.0, -1.0, float("nan"), float("inf")):
+    unchecked = inspect.unwrap(stage_times)  # as users call it, without the tests' check of annotations
+    with pytest.raises(ValueError, match="trajectory: expected a Trajectory, got 'x'"):
+        unchecked("x")
+    with pytest.raises(ValueError, match="stages: expected a StageTimes, got 'x'"):
+        inspect.unwrap(log_dim_slope)([10, 20], ["x", "y"])
+    for threshold in (0.0, -1.0, float("nan"), float("inf"), True, "a", np.array([0.1, 0.2])):
         with pytest.raises(ValueError, match="threshold: expected a number > 0"):
-            stage_times(run, threshold=threshold)
+            unchecked(run, threshold=threshold)
     with pytest.raises(ValueError, match="expected m of shape"):
         stage_times(made([0.0, 1.0], pair(np.full((2, 2, 2), 0.5))))
     one = stage_times(run)

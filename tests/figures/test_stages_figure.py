@@ -41,6 +41,7 @@ def case(variances, ranks):
             "measured": ((*each, "level"), measured),
             **{name: (each, np.full((2, features), 5)) for name in ("split", "unsplit")},
             **{name: (each, np.full((2, features), 0.25)) for name in ("ks", "p_value")},
+            "expected": (each, np.full((2, features), 4.2)),
         }
     )
     runs = [
@@ -141,3 +142,33 @@ def test_the_table_says_every_number(store):
     assert "1.250 ± 0.025" in text
     assert "deep, H = 4" in text
     assert text.count("0.250    0.25") == 2 * 3  # KS and p of each D and feature with a stage
+    assert text.count("10        5       4.2") == 2 * 3  # runs, unsplit, expected
+
+
+def test_features_that_split_together_are_both_shown(store):
+    """Both first, with the same predicted times: two lines of each panel, two notes that do not cover each other."""
+    store.groups["prediction_1"]["rank"].values[:] = [0, 0, -1]
+    store.groups["prediction_1"]["quantile"].values[:, 1] = store.groups["prediction_1"]["quantile"].values[:, 0]
+    assert [(one.prior, one.feature) for one in picture.series(store)] == [(0, 0), (1, 0), (1, 1)]
+    left, right = picture.draw(store).axes[:2]
+    steps = [line for line in right.get_lines() if line.get_drawstyle() == "steps-post"]
+    assert len(steps) == 3
+    heights = sorted(note.xy[1] for note in left.texts)
+    assert len(heights) == 3
+    assert np.all(np.diff(heights) >= picture.NOTE - 1e-12)
+    assert picture.table(store).count("deep, H = 4") == 1
+
+
+def test_a_feature_predicted_never_to_split_leaves_its_note(store):
+    for name in ("quantile", "stage_time"):
+        store.groups["prediction_0"][name].values[:] = np.inf
+    figure = picture.draw(store)
+    figure.canvas.draw()
+    assert len(figure.axes[0].texts) == 3
+    assert "inf … inf" in picture.table(store)
+
+
+def test_axes_end_with_the_data(store):
+    left, right = picture.draw(store).axes[:2]
+    assert left.get_xlim()[1] <= 2 * DIMS[-1]
+    assert right.get_ylabel() == "fraction split, of those split by the end"

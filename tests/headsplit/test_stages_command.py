@@ -13,6 +13,7 @@ import theory as th
 from compare import load, save, stage_times
 from figures.stages import draw
 from headsplit.cli import app
+from headsplit.stages import usual_replicas, usual_shown
 
 runner = CliRunner()
 ONE = ["--prior", "sign_flips([0],[1])", "--heads", "2"]
@@ -114,6 +115,9 @@ def test_fits_and_tests_find_what_was_put_in(done):
         assert np.all(found["p_value"] > 0.5)  # the same law
         np.testing.assert_array_equal(found["split"] + found["unsplit"], [[40], [20]])
         assert found["unsplit"].sum() <= 2
+        # the samples lie at levels (i + ½)/S, so that beyond the 99 % quantile there is 1 %, up to half a sample
+        np.testing.assert_allclose(found["expected"][:, 0], [0.4, 0.2], atol=40 / (2 * 128))
+        assert f"{float(found['expected'][0, 0]):10.1f}" in done.output
 
 
 def test_another_configuration_is_refused_by_name(done):
@@ -175,6 +179,18 @@ def test_one_head_is_refused(computed):
     refused = runner.invoke(app, ["stages", "--prior", "sign_flips([0],[1])", "--heads", "1"])
     assert refused.exit_code == 2
     assert "heads: expected a whole number >= 2" in refused.output
+
+
+def test_dims_alone_choose_the_rest(computed):
+    made = runner.invoke(app, ["stages", *ONE, "--dims", "300", "--no-progress", "--out", "alone"])
+    assert made.exit_code == 0, made.output
+    store = load("alone/result.zarr")
+    assert (store.configuration["replicas"], store.configuration["shown"]) == ([200], 300)
+
+
+def test_usual_numbers_of_runs():
+    assert usual_replicas((10, 1000, 3162, 10**6)) == (200, 200, 100, 50)
+    assert [usual_shown(dims) for dims in ((5,), (5, 6), (5, 6, 7))] == [5, 5, 6]
 
 
 def test_another_kind_of_store_is_not_drawn(tmp_path):

@@ -1,5 +1,7 @@
 """Unspecialized points and Hessian spectra: reference values, finite differences of the flow, sampled curvature."""
 
+import inspect
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -60,7 +62,7 @@ def test_spectrum_prints_and_converts(worked, tmp_path):
     assert dataset.eigenvalue.shape == (12,)
     dataset.to_netcdf(tmp_path / "spectrum.nc")
     worked[0].to_xarray().to_netcdf(tmp_path / "point.nc")
-    assert "4 heads in 1 groups" in str(worked[0])
+    assert "4 heads in 1 group," in str(worked[0])
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,10 @@ def test_wrong_arguments_are_named():
     point = th.unspecialized_point(SMALL, th.Softmax(), heads=2)
     with pytest.raises(ValueError, match="activation"):
         th.hessian_spectrum(SMALL, th.BayesSoftmax(), point)
+    with pytest.raises(ValueError, match="point"):
+        inspect.unwrap(th.hessian_spectrum)(SMALL, th.Softmax(), "here")
+    with pytest.raises(ValueError, match="task"):
+        inspect.unwrap(th.hessian_spectrum)(None, th.Softmax(), point)
     many = th.OrderParameters(jnp.zeros((3, 2, 2)), jnp.zeros((3, 2, 2)))
     with pytest.raises(ValueError, match="point"):
         th.hessian_spectrum(SMALL, th.Softmax(), many)

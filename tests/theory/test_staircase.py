@@ -1,5 +1,7 @@
 """The predicted staircase: saddles of the worked case, stage times against flows from random starts and the chain."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,9 @@ from scipy import stats
 import theory as th
 from compare import log_dim_slope, stage_times
 from sim import train_reduced
-from theory.passage import first_passage, full_split, head_deviation
+from theory.passage import first_passage, full_split, head_deviation, rank_cdf, rank_quantile
 from theory.saddle import tied_minimum
+from theory.stages import even_normals
 
 PAIR = th.SingleLocation(length=4, snr=4.0, prior=th.sign_flips([0.0], [1.0]))
 STEP_SIZE, VARIANCE = 0.5, 0.1
@@ -33,7 +36,7 @@ def test_the_pair_has_two_saddles(pair):
 
 
 def test_times_grow_with_log_dim_at_the_path_slope(pair):
-    """Between D and 100 D by log 100 × 1/(2 κ along the path), up to the spacing of the records (1 %)."""
+    """Between D and 100 D by log 100 × 1/(2κ), κ of the path at the stage time: its own medians say so within 1 %."""
     medians = pair.quantile(0.5)[:, 0]
     assert abs(np.diff(medians)[0] / np.log(100) / pair.path_slope.mean() - 1) < 0.01
     assert np.all(np.abs(pair.path_slope * 2 * 0.375 - 1) < 0.15)  # near the saddle's limit
@@ -44,12 +47,45 @@ def test_quantiles_and_distribution_belong_together(pair):
     for level in (0.1, 0.5, 0.9):
         time = pair.quantile(level)[0, 0]
         np.testing.assert_allclose(pair.cdf(time, feature=0, dim=1000), level, atol=1e-9)
-    assert pair.cdf(np.array([0.0, 1e9]), feature=0).tolist() == [0.0, 1 - 0.5 / 16]
+    assert pair.cdf(np.array([0.0, 1e9]), feature=0, dim=1000).tolist() == [0.0, 1 - 0.5 / 16]
 
 
 def test_prediction_prints_and_converts(pair, tmp_path):
-    assert "0.3750000" in str(pair)
+    assert "0.375     ×1" in str(pair)
+    assert "quantiles are good to 6.2 % in level" in str(pair)
     pair.to_xarray().to_netcdf(tmp_path / "stages.nc")
+
+
+def test_the_tail_is_that_of_a_normal_split(pair):
+    """Two heads: the time is a constant − log|ξ|/κ, ξ normal. 99 % quantile from the median, to 5 % of the level 1 %.
+
+    16 starts: their last two lie at levels 91 and 97 %, so it is the 90 % quantile that is read off.
+    """
+    normal = stats.norm.ppf(0.5 + 0.5 * (1 - np.array([0.5, 0.9])))
+    wait = np.log(normal[0] / normal[1]) * 2 * pair.path_slope
+    found = pair.quantile(0.9)[:, 0] - pair.quantile(0.5)[:, 0]
+    np.testing.assert_allclose(found, wait, rtol=0.05)
+
+
+@pytest.mark.parametrize("samples", [1, 8, 33, 128])
+def test_splits_are_drawn_evenly(samples):
+    """|z| of every coordinate exactly at the levels (j + ½)/S, whether S is odd or even."""
+    for column in even_normals(3, samples).T:
+        level = 2 * stats.norm.cdf(np.sort(np.abs(column))) - 1
+        np.testing.assert_allclose(level, (np.arange(samples) + 0.5) / samples, rtol=1e-9)
+
+
+def test_quantiles_with_runs_that_never_split():
+    """Between finite and inf it is inf; NaN is for features without a stage alone."""
+    times = np.stack([[1.0, 2.0, 3.0, np.inf, np.inf], [np.inf] * 5, [np.nan] * 5], axis=1)[None]
+    levels = np.array([0.1, 0.2, 0.5, 0.6, 0.7, 0.75, 1.0])
+    found = rank_quantile(times, levels)[:, 0]
+    np.testing.assert_allclose(found[:, 0], [1.0, 1.5, 3.0, np.inf, np.inf, np.inf, np.inf])
+    assert np.all(np.isposinf(found[:, 1]))
+    assert np.all(np.isnan(found[:, 2]))
+    np.testing.assert_allclose(rank_quantile(times, 0.3)[0, 0], 2.0)
+    np.testing.assert_allclose(rank_cdf(times[0, :, 0], [0.0, 2.0, 9.0]), [0.0, 0.3, 0.5])
+    assert rank_cdf(times[0, :, 1], [0.0, 9.0]).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.slow
@@ -227,10 +263,21 @@ def test_an_uneven_split_is_repaired_by_an_excursion():
         (th.SingleLocation(4, 2.0, th.discrete([[1.0]])), 2),  # Var θ = 0
     ],
 )
-def test_no_stage_is_a_clear_result(task, heads):
-    found = th.predict_stages(task, th.Softmax(), heads, 1000, progress=False)
+@pytest.mark.parametrize("samples", [32, 33])
+def test_no_stage_is_a_clear_result(task, heads, samples):
+    found = th.predict_stages(task, th.Softmax(), heads, 1000, samples=samples, progress=False)
     assert found.order == ()
     assert not np.isfinite(found.times).any()
+    varies = np.asarray(task.prior.variance()) > 0
+    never = found.quantile(np.array([0.025, 0.5, 0.99]))
+    assert np.all(np.isposinf(never) == varies)
+    assert ("inf: never" in str(found)) == varies.any()
+    assert np.array_equal(found.to_xarray()["quantile"].isnull().any(("dim", "level")), ~varies)
+    if varies.any():
+        assert found.cdf([1.0, 1e9], feature=0).tolist() == [0.0, 0.0]
+    else:
+        with pytest.raises(ValueError, match=r"feature: expected one with a stage \(there is none\), got 0"):
+            found.cdf(1.0, feature=0)
     assert "nothing grows" in str(found) or heads == 1
 
 
@@ -242,6 +289,34 @@ def test_wrong_arguments_are_named():
         th.predict_stages(PAIR, th.Softmax(), 2, 1)
     with pytest.raises(ValueError, match="heads"):
         th.saddle_path(PAIR, th.Softmax(), 13)
+    predict, follow = (inspect.unwrap(f) for f in (th.predict_stages, th.saddle_path))  # as users call them
+    for name, wrong in (
+        ("dim: expected at least one D", lambda: predict(PAIR, th.Softmax(), 2, [])),
+        ("heads", lambda: predict(PAIR, th.Softmax(), "2", 1000)),
+        ("activation", lambda: predict(PAIR, None, 2, 1000)),
+        ("activation", lambda: follow(PAIR, None, 2)),
+        ("task", lambda: follow(None, th.Softmax(), 2)),
+        *(("until", lambda u=u: predict(PAIR, th.Softmax(), 2, 1000, until=u)) for u in ("x", np.nan, -1.0)),
+    ):
+        with pytest.raises(ValueError, match=name):
+            wrong()
+
+
+def test_wrong_questions_are_named(pair):
+    for name, wrong in (
+        ("dim: expected one of 1000, 100000, got 7", lambda: pair.cdf(1.0, feature=0, dim=7)),
+        ("dim: expected one of 1000, 100000, got None", lambda: pair.cdf(1.0, feature=0)),
+        ("feature", lambda: pair.cdf(1.0, feature=1, dim=1000)),
+        ("level: expected shares", lambda: pair.quantile(1.1)),
+    ):
+        with pytest.raises(ValueError, match=name):
+            wrong()
+
+
+@pytest.mark.slow
+def test_flows_that_would_end_before_they_start_are_refused():
+    with pytest.raises(ValueError, match=r"until: expected a time after τ = .*, got 3\.0"):
+        th.predict_stages(PAIR, th.Softmax(), 2, 1000, variance=VARIANCE, until=3.0, samples=4, progress=False)
 
 
 def test_first_passage_is_defined_everywhere():
