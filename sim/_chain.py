@@ -26,9 +26,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from sim._normals import normals
-from sim._sgd import _fold_step
+from sim._sgd import _fold_step, mean_loss
 from theory import Activation, SingleLocation
 
+_FRESH_AT_ONCE = 4096  # samples of a recorded loss
 _TRAINING, _FRESH = 0x72656475, 0x66726564  # purposes folded into a replica's key, others than those of `_sgd`
 
 
@@ -92,11 +93,15 @@ def advance(block: tuple[Setting, Int[Array, ""], Int[Array, ""]], state: State)
         The state of every replica after it, and whether it is finite, |k_h|² in float32.
     """
     setting, start, count = block
+    replicas = setting.keys.size
+    if replicas * setting.batch == 1:  # one number is rounded otherwise than several side by side
+        setting = eqx.tree_at(lambda s: s.keys, setting, jnp.repeat(setting.keys, 2))
+        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), state)
     sampler = _sampler(setting.task)
     keys = jax.vmap(lambda key: jax.random.fold_in(key, _TRAINING))(setting.keys)
     one_step = lambda step, now: _step(setting, sampler, now, _folded(keys, step), count > 0)  # noqa: E731
     last = jax.lax.fori_loop(start, start + count, one_step, jax.tree.map(_replicas_last, state))
-    state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), last)
+    state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0)[:replicas], last)
     norms = jnp.sum(jnp.square(state.heads), axis=-1).astype(jnp.float32)
     finite = [jnp.isfinite(x).reshape(x.shape[0], -1).all(axis=-1) for x in (norms, *jax.tree.leaves(state))]
     return state, jnp.all(jnp.stack(finite), axis=0)
@@ -110,11 +115,13 @@ def measure(setting: Setting, state: State, step: Int[Array, ""], count: int) ->
     def one(replica: tuple[State, Key[Array, ""]]) -> dict[str, Array]:
         state, key = replica
         own = jax.tree.map(lambda leaf: leaf[..., None], state)
-        keys = _folded(jax.random.fold_in(key, _FRESH)[None], step)
-        losses = _fresh_losses(setting, sampler, own, keys, count).astype(jnp.float64)
-        mean = jnp.mean(losses)
-        error = jnp.sqrt(jnp.mean(jnp.square(losses - mean)) / (count - 1))
-        return {"loss": mean, "loss_error": error}
+
+        def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
+            losses = _fresh_losses(setting, sampler, own, key[None], size).astype(jnp.float64)
+            return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
+
+        fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
+        return mean_loss(moments, fresh, count, min(count, _FRESH_AT_ONCE))
 
     features = setting.task.features
     trained = {name: getattr(state.trained, name) for name in setting.rest.trained}
@@ -125,7 +132,8 @@ def measure(setting: Setting, state: State, step: Int[Array, ""], count: int) ->
 def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R"], always: Bool[Array, ""]) -> State:
     """One step of SGD, replicas last; `always` is true, which the compiler must not know.
 
-    The branch keeps XLA from fusing the end of the draw into each of its uses, and so repeating it.
+    Branches keep XLA from fusing the end of the draw into each of its uses, and so repeating it, and g into the sums
+    that follow: their rounding would depend on the number of replicas.
     """
     heads, batch = state.heads.shape[0], setting.batch
     draw = lambda keys: _draw(setting, sampler, keys, heads)  # noqa: E731
@@ -141,6 +149,7 @@ def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R
         slope = miss
         turned = lambda g: _times(_lower(g.reshape(heads, -1, g.shape[-1])), rest)  # noqa: E731
     of_trained, of_norms, g = pull(2 / batch * slope)  # g: H, L, B, R
+    g = jax.lax.cond(always, lambda g: g, jnp.zeros_like, g)
 
     step = setting.rates["order"]
     by_token = [g[:, l, None] * tokens[None, l] for l in range(tokens.shape[0])]

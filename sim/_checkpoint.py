@@ -224,6 +224,6 @@ def _path(name: str, value: Any) -> Path | None:
     """Where a file really lies, so that a link stays one."""
     if value is None:
         return None
-    if not isinstance(value, (str, os.PathLike)) or not str(value):
+    if not isinstance(value, (str, os.PathLike)) or not str(value) or "\0" in str(value):
         raise invalid(name, "a path", repr(value))
     return Path(value).resolve()

@@ -19,6 +19,7 @@ from theory import Result
 from theory._checks import invalid, times_array, whole
 
 DEFAULT_RECORDS = 31
+MOST_STEPS = 2.0**53  # beyond, step·η/D is no longer exact
 
 
 class RecordGrid(NamedTuple):
@@ -37,7 +38,10 @@ class RecordGrid(NamedTuple):
     @classmethod
     def make(cls, record: Any, time: float, learning_rate: float, dim: int) -> "RecordGrid":
         """The steps nearest to the times in `record`: an array of τ, a number of equally spaced ones, or None."""
-        last = round(time * dim / learning_rate)
+        span = time * (dim / learning_rate)
+        if not span <= MOST_STEPS:
+            raise invalid("time", f"at most 2^53 steps, each learning_rate/D = {learning_rate / dim:g}", time)
+        last = round(span)
         if last < 1:
             raise invalid("time", f"at least one step, η/D = {learning_rate / dim:g}", time)
         if record is None:

@@ -58,9 +58,12 @@ def normals(
     blank = jnp.zeros(shape, dtype)
     if sharding is not None:
         blank = jax.lax.with_sharding_constraint(blank, sharding)
-    # the words as they are, of the type of the numbers: then all of these are made at once, in the same buffer
+    # the words as they are, of the type of the numbers: then all of these are made at once, in the same buffer by a
+    # loop of one round, which the compiler does not know
     raw = jax.lax.fori_loop(0, -(-length // (2 * size)), piece, blank)
-    return _normal(jax.lax.bitcast_convert_type(raw, jnp.uint32))
+    number = jax.random.key_data(key).ravel()[0].astype(dtype)
+    once = (number == number).astype(jnp.int32)
+    return jax.lax.fori_loop(0, once, lambda _, raw: _normal(jax.lax.bitcast_convert_type(raw, jnp.uint32)), raw)
 
 
 def _flat(draw: Any, key: Key[Array, ""], shape: tuple[int, ...], dtype: Any, sharding: Sharding | None) -> Array:

@@ -22,6 +22,7 @@ from sim.layer import MultiHeadAttention
 from sim.loss import sample_losses
 from theory import SingleLocation
 
+_GROUP_NUMBERS, _MOST_GROUPED = 2**13, 32  # normals and replicas of a step beyond which its own cost is small
 _TRAINING, _FRESH = 0x7261696E, 0x66726573  # purposes folded into a replica's key
 
 
@@ -30,18 +31,25 @@ class Plan(eqx.Module):
 
     batch: int = eqx.field(static=True)
     chunk: int = eqx.field(static=True)  # samples of one replica drawn at once
-    group: int = eqx.field(static=True)  # replicas advanced side by side
+    group: int = eqx.field(static=True)  # replicas advanced side by side, filled up to that number
     loss: str = eqx.field(static=True)
     mesh: Mesh | None = eqx.field(static=True)
 
     @classmethod
     def make(
-        cls, task: SingleLocation, layer: MultiHeadAttention, *, batch: int, loss: str, mesh: Any = None
+        cls,
+        task: SingleLocation,
+        layer: MultiHeadAttention,
+        *,
+        batch: int,
+        loss: str,
+        mesh: Any = None,
+        grouped: bool = True,
     ) -> "Plan":
-        """Chunks of samples, and groups of replicas, that fit in `bytes_at_once`.
+        """Chunks of samples that fit in `bytes_at_once`, and groups of replicas whose steps are small.
 
-        The chunk does not look at the number of replicas or devices, so that a replica draws the same samples in any
-        company and anywhere.
+        Neither looks at the number of replicas or devices: a replica draws the same samples and is rounded the same in
+        any company and anywhere. Groups need random numbers that `vmap` leaves as they are, which not all keys give.
         """
         fit = samples_that_fit(task, layer)
         chunk = min(batch, fit)
@@ -50,7 +58,8 @@ class Plan(eqx.Module):
             "batch": {"the samples drawn at once": chunk, "the samples left at the end of a batch": batch % chunk},
             "dim": {"D": layer.dim},
         }
-        return cls(batch, chunk, fit // chunk, loss, check_mesh(mesh, sizes))
+        group = min(_MOST_GROUPED, _GROUP_NUMBERS // (chunk * int(task.length) * layer.dim)) if grouped else 1
+        return cls(batch, chunk, max(1, group), loss, check_mesh(mesh, sizes))
 
 
 class Setting(eqx.Module):
@@ -94,8 +103,17 @@ def advance(
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in (norms, *jax.tree.leaves(params.activation))]
         return params, jnp.all(jnp.stack(finite))
 
-    group = min(setting.plan.group, setting.keys.size)
-    return jax.lax.map(run, (params, setting.keys), batch_size=group if group > 1 else None)
+    group, replicas = setting.plan.group, setting.keys.size
+    if group == 1:  # in place
+
+        def one(i: Int[Array, ""], ends: PyTree) -> PyTree:
+            own = jax.tree.map(lambda leaf: leaf[i], (ends[0], setting.keys))
+            return jax.tree.map(lambda leaf, end: leaf.at[i].set(end), ends, run(own))
+
+        return jax.lax.fori_loop(0, replicas, one, (params, jnp.zeros(replicas, bool)))
+    full = jnp.minimum(jnp.arange(-(-replicas // group) * group), replicas - 1)  # the last one fills the last group
+    ends = jax.lax.map(run, jax.tree.map(lambda leaf: leaf[full], (params, setting.keys)), batch_size=group)
+    return jax.tree.map(lambda leaf: leaf[:replicas], ends)
 
 
 @eqx.filter_jit
@@ -115,15 +133,22 @@ def measure(
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
-        total, squares = _over_chunks(moments, fresh, count, min(count, samples_that_fit(setting.task, layer)))
-        mean = total / count
-        variance = jnp.maximum(squares / count - jnp.square(mean), 0)
+        losses = mean_loss(moments, fresh, count, min(count, samples_that_fit(setting.task, layer)))
         order = layer.order()
         trained = {name: getattr(layer.activation, name) for name in layer.activation.trained}
-        error = jnp.sqrt(variance / (count - 1))
-        return {"m": order.m, "r": order.r, **trained, "loss": mean, "loss_error": error}
+        return {"m": order.m, "r": order.r, **trained, **losses}
 
     return jax.lax.map(one, (params, setting.keys))
+
+
+def mean_loss(
+    moments: Callable[[Key[Array, ""], int], Float[Array, "2"]], key: Key[Array, ""], count: int, chunk: int
+) -> dict[str, Float[Array, ""]]:
+    """`loss` and `loss_error` of `count` samples from the sums of losses and of their squares in chunks."""
+    total, squares = _over_chunks(moments, key, count, chunk)
+    mean = total / count
+    variance = jnp.maximum(squares / count - jnp.square(mean), 0)
+    return {"loss": mean, "loss_error": jnp.sqrt(variance / (count - 1))}
 
 
 def _step(

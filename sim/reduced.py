@@ -10,11 +10,12 @@ from sim._chain import Setting, State, advance, factor, least_dim, measure
 from sim._checkpoint import Files
 from sim._driver import RecordGrid
 from sim._mesh import check_mesh, placed
-from sim.train import Options, check_task, check_trained, simulate
+from sim.train import Options, check_task, check_trained, key_kind, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
 from theory.fit import repeated
 
+MOST_DIM = 10**15  # n = D − F − H has to be exact in float64
 BLOCK_SAMPLES = 10**5  # between two returns to Python unless `block` is given, some 0.2 s
 
 
@@ -61,7 +62,7 @@ def train_reduced(
         learning_rate: η > 0.
         time: τ at the end; the number of steps is round(time·D/η).
         batch: samples B ≥ 1 per step.
-        key: a typed key. Samples differ from those of `train` with the same key.
+        key: a typed threefry2x32 key, as `jax.random.key` makes them. Samples differ from those of `train` with it.
         record: times τ to record, strictly increasing within [0, time], or a number of equally spaced ones
             including 0 and the end; unless given, 31 or every step if there are fewer. Each is moved to the nearest
             step, and the time stored is exactly step·η/D. Nothing is run beyond the last one.
@@ -75,11 +76,10 @@ def train_reduced(
         throw: raise `RunFailed`, which keeps the records made, when a replica diverged or the user interrupted;
             otherwise the trajectory is returned and its `result` says so.
         mesh: devices of this process, a `jax.sharding.Mesh` with one axis "replica" whose size divides the number of
-            replicas. Each compiles for itself and runs its own. Their random numbers are those of one device, and so
-            is all else but for rounding: the compiler may round float32 otherwise for another number of replicas.
+            replicas. Each compiles for itself and runs its own, and the result is bit for bit that of one device.
         checkpoint: path of a file (.npz) that keeps the state of the run; this and the next two are those of `train`.
         checkpoint_seconds: least time between two of them.
-        resume: path of a checkpoint to go on from; what was said of `mesh` holds for a run resumed on another one.
+        resume: path of a checkpoint to go on from, on any `mesh`.
 
     Returns:
         A `Trajectory` as `train` returns it; its settings have source="reduced".
@@ -105,8 +105,8 @@ def train_reduced(
     instance("activation", activation, Activation)
     instance("order", order, OrderParameters)
     check_task(task, order.features, "order.features")
-    if order.m.ndim > 3:
-        raise invalid("order.m", "shape (H, F) or (replicas, H, F)", order.m.shape)
+    if order.m.ndim > 3 or order.m.shape[0] == 0:
+        raise invalid("order.m", "shape (H, F) or (replicas, H, F), none of them 0", order.m.shape)
     activation.check_heads(order.heads)
     check_trained("activation", activation)
     options = Options.checked(
@@ -119,7 +119,11 @@ def train_reduced(
         scale_rate=scale_rate,
         evaluation=evaluation,
     )
+    if key_kind(options.key) != "threefry2x32":
+        raise invalid("key", "a threefry2x32 key: others give no random numbers replica by replica", options.key)
     dim = whole("dim", dim, 1)
+    if dim > MOST_DIM:
+        raise invalid("dim", f"at most {MOST_DIM:.0e}", dim)
     least = least_dim(order.heads, order.features, options.batch, loss)
     if dim < least:
         shape = f"H = {order.heads}, F = {order.features}, batch = {options.batch} and the {loss} loss"

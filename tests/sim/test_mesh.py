@@ -81,9 +81,34 @@ def test_replicas_are_spread_bit_for_bit(size, back, alone):
     same(sgd(mesh=mesh_of(size, axes=("replica",), back=back)), alone)
 
 
-def test_replicas_of_the_chain_are_spread():
-    one = reduced(loss="limit")
-    close(reduced(loss="limit", mesh=mesh_of(2, axes=("replica",))), one)
+def test_replicas_of_the_chain_are_spread_bit_for_bit():
+    one = reduced()
+    same(reduced(mesh=mesh_of(2, axes=("replica",))), one)
+
+
+@pytest.mark.parametrize(("dim", "batch", "heads"), [(37, 100, 3), (8, 3, 2), (200, 2, 1)])
+def test_replicas_are_rounded_the_same_in_any_company(dim, batch, heads):
+    """Where several small ones advance side by side (the last two), and where one does."""
+    task = SingleLocation(5, 2.0, sign_flips([1.0], [1.0]))
+    layer = MultiHeadAttention.initial(jax.random.key(0), heads=heads, features=1, dim=dim, replicas=40)
+    options = OPTIONS | {"learning_rate": 2.0, "time": 24 / dim, "batch": batch, "record": 2}
+    run = train(task, layer, **options)
+    fewer = train(task, MultiHeadAttention(layer.keys[:18], features=1), mesh=mesh_of(2, axes=("replica",)), **options)
+    alone = train(task, layer[39], **options | {"key": jax.random.fold_in(KEY, 39)})
+    np.testing.assert_array_equal(fewer.order.r, run.order.r[:18])
+    np.testing.assert_array_equal(alone.order.r, run.order.r[39])
+    np.testing.assert_array_equal(alone.loss, run.loss[39])
+
+
+def test_other_generators():
+    """Their draws are not those of each key where keys are batched."""
+    key = jax.random.key(7, impl="rbg")
+    layer = layer_of(7)
+    run = train(TASK, layer, **OPTIONS | {"key": key})
+    alone = train(TASK, layer[6], **OPTIONS | {"key": jax.random.fold_in(key, 6)})
+    np.testing.assert_array_equal(alone.order.r, run.order.r[6])
+    with pytest.raises(ValueError, match="key: expected a threefry2x32 key"):
+        reduced(key=key)
 
 
 @pytest.mark.parametrize("axis", ["batch", "dim"])
@@ -185,6 +210,7 @@ if __name__ == "__main__":
         run = sgd(loss="limit")  # it compiles faster
         if sys.argv[1] == "spread":
             same(sgd(loss="limit", mesh=mesh_of(8, axes=("replica",))), run)
+            same(reduced(batch=1, mesh=mesh_of(8, axes=("replica",))), reduced(batch=1))
         else:
             for sizes, axes in (((8,), ("batch",)), ((8,), ("dim",)), ((2, 4), ("batch", "dim"))):
                 close(sgd(loss="limit", mesh=mesh_of(*sizes, axes=axes)), run)

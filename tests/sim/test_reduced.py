@@ -393,6 +393,9 @@ def test_refuses_a_dimension_without_room(heads, features, batch, loss, least):
         ({"dim": 0}, "dim: expected a whole number >= 1, got 0"),
         ({"learning_rate": 0.0}, "learning_rate: expected positive numbers"),
         ({"time": 0.01}, "time: expected at least one step, η/D = 0.1, got 0.01"),
+        ({"time": 1e9, "learning_rate": 1e-15}, r"time: expected at most 2\^53 steps, each learning_rate/D = 5e-17"),
+        ({"time": 1e300, "learning_rate": 1e-300}, r"time: expected at most 2\^53 steps"),
+        ({"dim": 10**400}, r"dim: expected at most 1e\+15"),
         ({"batch": 0}, "batch: expected a whole number >= 1, got 0"),
         ({"evaluation": 1}, "evaluation: expected a whole number >= 2, got 1"),
         ({"block": 0}, "block: expected a whole number >= 1, got 0"),
@@ -408,6 +411,11 @@ def test_refuses_a_dimension_without_room(heads, features, batch, loss, least):
             {"order": OrderParameters(np.zeros((1, 1, 2, 2)), np.zeros((1, 1, 2, 2)))},
             r"order.m: expected shape \(H, F\)",
         ),
+        (
+            {"order": OrderParameters(np.zeros((0, 2, 2)), np.zeros((0, 2, 2)))},
+            r"order.m: expected shape .*, none of them 0, got \(0, 2, 2\)",
+        ),
+        ({"checkpoint": "a\0b"}, "checkpoint: expected a path"),
         ({"activation": Softmax([1.0, 2.0, 3.0])}, "temperature: expected one number or one per head"),
     ],
 )
@@ -415,6 +423,16 @@ def test_refuses(change, message):
     arguments = {"task": TASK, "activation": Softmax(), "order": _order()} | OPTIONS | change
     with pytest.raises(ValueError, match=message):
         train_reduced(**arguments)
+
+
+def test_a_large_evaluation_is_made_in_pieces(without_risk):
+    """The mean of 10,000 fresh losses agrees with that of 4,000; |z| < 5."""
+    few, many = (
+        train_reduced(TASK, Softmax(), _order(), **OPTIONS | {"evaluation": n, "record": [0.1], "time": 0.1})
+        for n in (4_000, 10_000)
+    )
+    assert abs(few.loss[0] - many.loss[0]) < 5 * np.hypot(few.loss_error[0], many.loss_error[0])
+    np.testing.assert_allclose(few.loss_error[0] / many.loss_error[0], np.sqrt(2.5), rtol=0.1)
 
 
 def test_refuses_unknown_options():

@@ -220,9 +220,9 @@ def test_numbers_never_recompile(monkeypatch, activation):
         train(TASK, layer, **OPTIONS | {"batch": 3})
 
 
-@pytest.mark.parametrize(("batch", "replicas", "gradients"), [(1, 1, 0), (10, 1, 1), (1, 16, 0)])
-def test_memory_is_a_chunk_of_tokens(batch, replicas, gradients):
-    """At D = 10^5 one sample of 10 tokens is the chunk of 4 MB; of larger batches a gradient more is held."""
+@pytest.mark.parametrize(("batch", "replicas"), [(1, 1), (10, 1), (10, 2), (1, 16)])
+def test_memory_is_a_chunk_of_tokens(batch, replicas):
+    """At D = 10^5 one sample of 10 tokens is the chunk, 4 MB: within 1.5 times of that and the keys."""
     task = SingleLocation(10, 1.0, sign_flips([2.0], [1.0]))
     layer = MultiHeadAttention(jnp.zeros((replicas, 4, 10**5), jnp.float32), features=1)
     rates = {"keys": jnp.asarray(1.0)}
@@ -231,8 +231,7 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas, gradients):
     setting = Setting(rest, task, jax.random.split(KEY, replicas), rates, plan)
     compiled = advance.lower((setting, jnp.asarray(0), jnp.asarray(1)), params).compile().compiled
     chunk, keys = 4 * 10**6, layer.keys.nbytes
-    more = gradients * keys // replicas
-    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * (chunk + keys) + more
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * (chunk + keys)
 
 
 def test_mean_drift_of_zero_keys():
