@@ -1,6 +1,7 @@
 """Strict JAX for every test: 64-bit, no silent promotion of types or ranks, two CPU devices."""
 
 import os
+import signal
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
@@ -26,3 +27,8 @@ def _release_compiled_code():
     """JAX keeps compiled code in memory: let it go after each module."""
     yield
     jax.clear_caches()
+
+
+# the shell lets jobs in the background ignore Ctrl-C, which runs then do too; tests press it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
