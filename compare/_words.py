@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from theory._words import counted as counted
-
 
 def plus_minus(value: float, error: float) -> str:
     """`1.335 ± 0.036`, a dash for what is not there."""

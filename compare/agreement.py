@@ -79,9 +79,9 @@ from compare._bands import COVERED, Band, bands_of, check_bands, kept_paths
 from compare._bias import allowances
 from compare._pair import RATES, check_pair, successful, values_of
 from compare._residual import Residual, residual_of
-from compare._words import counted
 from compare.shift import TimeShift, pooled_shift, time_shift
 from theory import Fluctuations, Trajectory
+from theory._words import counted
 from theory.passage import SPLIT_FRACTION, full_split, head_deviation
 
 WEAKEST = 0.5  # a verdict that would not notice a drift wrong by half is none

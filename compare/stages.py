@@ -14,9 +14,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float, Int
 
-from compare._words import counted, plus_minus
+from compare._words import plus_minus
 from theory import Trajectory
 from theory._checks import instance, invalid
+from theory._words import counted
 from theory.passage import SPLIT_FRACTION, first_passage, full_split, head_deviation
 
 SAME_VARIANCE = 1e-9  # relative: features whose variances differ by less have no order to keep

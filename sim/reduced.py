@@ -10,7 +10,7 @@ from sim._chain import Setting, State, advance, factor, least_dim, measure
 from sim._checkpoint import Files
 from sim._driver import RecordGrid
 from sim._mesh import check_mesh, placed
-from sim.train import Options, check_task, check_trained, key_kind, simulate
+from sim.train import Options, check_task, check_trained, drawn_by_key, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
 from theory.fit import repeated
@@ -119,7 +119,7 @@ def train_reduced(
         scale_rate=scale_rate,
         evaluation=evaluation,
     )
-    if key_kind(options.key) != "threefry2x32":
+    if not drawn_by_key(options.key):
         raise invalid("key", "a threefry2x32 key: others give no random numbers replica by replica", options.key)
     dim = whole("dim", dim, 1)
     if dim > MOST_DIM:

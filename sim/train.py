@@ -132,7 +132,7 @@ def train(
         params = jax.tree.map(lambda leaf: leaf[None], params)
     else:
         params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
-    grouped = key_kind(options.key) == "threefry2x32"  # the draws of other keys change under `vmap`
+    grouped = drawn_by_key(options.key)
     plan = Plan.make(task, layer, batch=options.batch, loss=loss, mesh=mesh, grouped=grouped)
     setting = Setting(rest, task, keys, rates, plan)
     # a copy: `advance` takes over its buffers
@@ -214,9 +214,9 @@ class Options(NamedTuple):
         return jax.vmap(lambda i: jax.random.fold_in(self.key, i))(jnp.arange(replicas))
 
 
-def key_kind(key: Key[Array, "..."]) -> str:
-    """Name of the key's generator."""
-    return str(jax.random.key_impl(key))
+def drawn_by_key(key: Key[Array, ""]) -> bool:
+    """Whether batched keys of this kind draw what each draws alone: under `vmap`, rbg looks at the first only."""
+    return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
 def check_task(task: Any, features: int, name: str) -> None:
@@ -277,7 +277,7 @@ def simulate(
         **chosen,
         "activation": activation.name,
         "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
-        "key_impl": key_kind(key),
+        "key_impl": str(jax.random.key_impl(key)),
     }
     heads, features, replicas = (settings[name] for name in ("heads", "features", "replicas"))
     trained = {name: getattr(activation, name).shape for name in activation.trained}

@@ -14,15 +14,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _restore_environment():
-    """The command line sets flags of JAX for its process, which processes that later tests start would inherit."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
-@pytest.fixture(autouse=True, scope="module")
 def _release_compiled_code():
     """JAX keeps compiled code in memory: let it go after each module."""
     yield

@@ -27,6 +27,15 @@ def in_turn(runs, samples, rounds=11):
     return {name: np.array(seconds) for name, seconds in taken.items()}
 
 
+def report(benchmark, heading, taken, reference, ratio_of):
+    """Prints the rate of each run and `ratio_of` its time over the reference's, and keeps the latter."""
+    print(f"\n{heading}:")
+    for name, seconds in taken.items():
+        ratio = np.median(seconds / taken[reference])
+        print(f"  {name}: {1 / seconds.min():,.0f} samples/s, {ratio_of(ratio)}")
+        benchmark.extra_info[f"{name} / {reference}"] = ratio
+
+
 def start(dim, replicas=None):
     return MultiHeadAttention.initial(jax.random.key(0), heads=HEADS, features=FEATURES, dim=dim, replicas=replicas)
 

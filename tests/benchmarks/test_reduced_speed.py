@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from simulators import chain, full, in_turn
+from simulators import chain, full, in_turn, report
 
 from sim._normals import normals
 
@@ -39,11 +39,8 @@ def test_cost_does_not_depend_on_the_dimension(batch, replicas, benchmark):
     }
     taken = in_turn(runs, dict.fromkeys(runs, steps * batch * replicas))
     across = np.median(taken["D = 10^8"] / taken["D = 10^3"])
-    print(f"\nB = {batch}, {replicas} replicas; D = 10^8 takes {across:.3f} of D = 10^3:")
-    for name, seconds in taken.items():
-        ratio = np.median(seconds / taken["drawing alone"])
-        print(f"  {name}: {1 / seconds.min():,.0f} samples/s, {ratio:.2f}× drawing alone")
-        benchmark.extra_info[f"{name} / drawing"] = ratio
+    heading = f"B = {batch}, {replicas} replicas; D = 10^8 takes {across:.3f} of D = 10^3"
+    report(benchmark, heading, taken, "drawing alone", lambda ratio: f"{ratio:.2f}× drawing alone")
     benchmark.pedantic(runs["D = 10^3"], rounds=3)
     assert across < 1.1
 

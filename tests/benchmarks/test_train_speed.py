@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from simulators import ETA, FEATURES, HEADS, TASK, full, in_turn, start
+from simulators import ETA, FEATURES, HEADS, TASK, full, in_turn, report, start
 
 from sim import draw_tokens
 from sim._sgd import samples_that_fit
@@ -107,11 +107,8 @@ def test_a_step_costs_little_more_than_its_tokens(dim, batch, replicas, most, be
     runs = {"drawing alone": _draw_alone(dim, batch, replicas, steps)}
     runs |= {f"{loss} loss": full(dim, batch, replicas, loss, steps) for loss in ("finite", "limit")}
     taken = in_turn(runs, dict.fromkeys(runs, steps * batch * replicas))
-    print(f"\nD = {dim}, B = {batch}, {replicas} replicas:")
-    for name, seconds in taken.items():
-        ratio = np.median(seconds / taken["drawing alone"])
-        print(f"  {name}: {1 / seconds.min():,.0f} samples/s, {1 / ratio:.3f} of the rate of drawing alone")
-        benchmark.extra_info[f"{name} / drawing"] = ratio
+    wording = lambda ratio: f"{1 / ratio:.3f} of the rate of drawing alone"  # noqa: E731
+    report(benchmark, f"D = {dim}, B = {batch}, {replicas} replicas", taken, "drawing alone", wording)
     benchmark.pedantic(runs["finite loss"], rounds=3)
     assert np.median(taken["finite loss"] / taken["drawing alone"]) < most
 
@@ -128,10 +125,7 @@ def test_against_what_one_would_write_first(dim, batch, least, benchmark):
     }
     shares = {"train": 1, "lax.scan": 1, "JAX loop": 2, "NumPy loop": 10}
     taken = in_turn(runs, {name: steps // share * batch for name, share in shares.items()})
-    print(f"\nD = {dim}, B = {batch}:")
-    for name, seconds in taken.items():
-        ratio = np.median(seconds / taken["train"])
-        print(f"  {name}: {1 / seconds.min():,.0f} samples/s, train is {ratio:.2f}× as fast")
-        benchmark.extra_info[f"{name} / train"] = ratio
+    wording = lambda ratio: f"train is {ratio:.2f}× as fast"  # noqa: E731
+    report(benchmark, f"D = {dim}, B = {batch}", taken, "train", wording)
     benchmark.pedantic(runs["train"], rounds=3)
     assert np.median(taken["lax.scan"] / taken["train"]) > least

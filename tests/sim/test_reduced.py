@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import riskless
 from scipy import stats
 
 from sim import MultiHeadAttention, draw_tokens, train, train_reduced
@@ -63,10 +64,9 @@ def _order(replicas=None, dim=20):
 
 
 @pytest.fixture
-def without_risk(monkeypatch):
-    """The population risk takes its time to compile, and is not what these tests are about."""
-    blank = lambda task, activation, order: jnp.zeros(order.m.shape[:-2])  # noqa: E731
-    monkeypatch.setattr(importlib.import_module("sim.train"), "recorded_risk", blank)
+def without_risk():
+    with riskless.without_risk():
+        yield
 
 
 # --- one step

@@ -1,6 +1,5 @@
 """Training of the activation's own numbers: which leaves move, by how much, and what is recorded of them."""
 
-import importlib
 from functools import partial
 
 import equinox as eqx
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import riskless
 
 import sim
 from sim import MultiHeadAttention, train
@@ -46,10 +46,9 @@ def _trained(activation):
 
 
 @pytest.fixture
-def without_risk(monkeypatch):
-    """The population risk takes its time to compile, and is not what these tests are about."""
-    blank = lambda task, activation, order: jnp.zeros(order.m.shape[:-2])  # noqa: E731
-    monkeypatch.setattr(importlib.import_module("sim.train"), "recorded_risk", blank)
+def without_risk():
+    with riskless.without_risk():
+        yield
 
 
 @pytest.fixture(scope="module", params=["per head", "joint", "norm"])
