@@ -6,6 +6,7 @@ Every prior stores the numbers a user gave and derives the mixture from them, so
 
 import abc
 import itertools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -114,10 +115,7 @@ class GaussianMixture(Prior):
             raise invalid("covariances", f"shape {(count, features, features)} to match means", covariances.shape)
         if is_concrete(weights, means, covariances):
             kept = np.asarray(weights) > 0
-            total = float(np.sum(np.asarray(weights)))
-            if abs(total - 1) > 1e-6:
-                raise invalid("weights", "a sum of 1 (within 1e-6)", f"{np.asarray(weights).tolist()}, sum {total}")
-            weights, means, covariances = weights[kept] / total, means[kept], covariances[kept]
+            weights, means, covariances = _normalized(weights)[kept], means[kept], covariances[kept]
             _check_covariances(np.asarray(covariances))
         self.weights_, self.means_ = weights, means
         self.covariances_ = (covariances + jnp.swapaxes(covariances, -1, -2)) / 2
@@ -282,12 +280,7 @@ def one_hot(features: int, weights: Any = None) -> OneHot:
     weights = non_negative("weights", np.full(features, 1 / features) if weights is None else weights, 1)
     if weights.shape != (features,):
         raise invalid("weights", f"shape ({features},)", weights.shape)
-    if is_concrete(weights):
-        total = float(jnp.sum(weights))
-        if abs(total - 1) > 1e-6:
-            raise invalid("weights", "a sum of 1 (within 1e-6)", f"{np.asarray(weights).tolist()}, sum {total}")
-        weights = weights / total
-    return OneHot(weights)
+    return OneHot(_normalized(weights) if is_concrete(weights) else weights)
 
 
 def gaussian(mean: Any, variance: Any) -> Gaussian:
@@ -303,6 +296,15 @@ def gaussian(mean: Any, variance: Any) -> Gaussian:
     if is_concrete(variance):
         _check_covariances(np.asarray(variance if variance.ndim == 2 else jnp.diag(variance))[None], "variance")
     return Gaussian(mean, variance)
+
+
+def _normalized(weights: Float[Array, " C"]) -> Float[Array, " C"]:
+    """Weights that sum to one up to rounding; those that do already stay what they are, so that names are read back."""
+    plain = np.asarray(weights).tolist()
+    total = math.fsum(plain)
+    if abs(total - 1) > 1e-6:
+        raise invalid("weights", "a sum of 1 (within 1e-6)", f"{plain}, sum {total}")
+    return weights if abs(total - 1) <= len(plain) * np.finfo(float).eps else weights / total
 
 
 def _check_covariances(covariances: np.ndarray, name: str = "covariances") -> None:
