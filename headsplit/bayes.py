@@ -44,9 +44,9 @@ class Configuration:
 
     def check(self) -> None:
         """Refuses wrong values by name, before anything is computed or written."""
-        from headsplit.parse import parse_prior
         from theory import SingleLocation
         from theory._checks import invalid, positive, whole
+        from theory.names import parse_prior
 
         if len(self.prior_heads) != len(self.priors):
             raise invalid("prior_heads", f"one number of heads per prior ({len(self.priors)})", self.prior_heads)
@@ -105,7 +105,7 @@ def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     import jax
 
     from compare.bayes import ACTIVATIONS, bayes_against_snr, optima_against_heads, optima_against_snr, trained_risk
-    from headsplit.parse import parse_prior
+    from theory.names import parse_prior
 
     root = jax.random.key(c.seed)
     shared: dict[str, Any] = {"length": c.length, "progress": False}

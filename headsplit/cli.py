@@ -136,7 +136,7 @@ def compare(
 
     The defaults take about two minutes on two CPU cores. Cost grows as D² (a step costs D, and τ takes D/η steps).
     """
-    from headsplit.parse import parse_activation, parse_prior
+    from theory.names import parse_activation, parse_prior
 
     with _reported("compare"):
         configuration = Configuration(
@@ -203,7 +203,7 @@ def bayes(
     The defaults take some four minutes on two CPU cores.
     """
     from headsplit.bayes import run as run_bayes
-    from headsplit.parse import parse_prior
+    from theory.names import parse_prior
 
     with _reported("bayes"):
         if (prior is None) != (prior_heads is None):
@@ -279,9 +279,9 @@ def stages(
     already is drawn again, not recomputed. The defaults take some six minutes on two CPU cores; runs cost D·τ·B/η
     samples each.
     """
-    from headsplit.parse import parse_activation, parse_prior
     from headsplit.stages import run as run_stages
     from headsplit.stages import usual_replicas, usual_shown
+    from theory.names import parse_activation, parse_prior
 
     with _reported("stages"):
         if (prior is None) != (heads is None):

@@ -63,11 +63,11 @@ class Configuration:
         import jax.numpy as jnp
 
         from compare.alignment import check_shared
-        from headsplit.parse import parse_activation, parse_prior
         from sim._driver import RecordGrid
         from sim.loss import check_loss
         from theory import SingleLocation
         from theory._checks import invalid, non_negative, positive, whole
+        from theory.names import parse_activation, parse_prior
 
         task = SingleLocation(length=self.length, snr=self.snr, prior=parse_prior(self.prior))
         whole("dim", self.dim, task.features + whole("heads", self.heads, 1))
@@ -150,9 +150,9 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     import numpy as np
 
     from compare import agreement, align, save
-    from headsplit.parse import parse_activation, parse_prior
     from sim import MultiHeadAttention, train
     from theory import Result, SingleLocation
+    from theory.names import parse_activation, parse_prior
 
     c = configuration
     task = SingleLocation(length=c.length, snr=c.snr, prior=parse_prior(c.prior))

@@ -53,10 +53,10 @@ class Configuration:
 
     def check(self) -> None:
         """Refuses wrong values by name, before anything is computed or written."""
-        from headsplit.parse import parse_activation, parse_prior
         from sim._chain import least_dim
         from theory import SingleLocation
         from theory._checks import invalid, positive, whole
+        from theory.names import parse_activation, parse_prior
 
         if not self.priors or len(self.heads) != len(self.priors):
             raise invalid("heads", f"one number of heads per prior ({len(self.priors)})", self.heads)
@@ -120,7 +120,7 @@ def _lines(c: Configuration) -> Iterator[Line]:
     import jax
 
     from compare.staircase import compared, measured_stages, predicted_stages
-    from headsplit.parse import parse_activation, parse_prior
+    from theory.names import parse_activation, parse_prior
 
     root = jax.random.fold_in(jax.random.key(c.seed), _RUNS)
     for p, (text, heads) in enumerate(zip(c.priors, c.heads, strict=True)):

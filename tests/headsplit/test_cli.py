@@ -285,7 +285,7 @@ def test_folders_are_named_by_what_varies():
 
 
 def test_the_default_prior_and_activation_are_canonical_names():
-    from headsplit.parse import parse_activation, parse_prior
+    from theory.names import parse_activation, parse_prior
 
     assert parse_prior(Configuration().prior).name == Configuration().prior
     assert parse_activation(Configuration().activation).name == Configuration().activation
