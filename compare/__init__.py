@@ -1,4 +1,4 @@
-"""Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results."""
+"""Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results, parameter sweeps."""
 
 from compare._bands import Band as Band
 from compare._residual import Residual as Residual
@@ -18,3 +18,8 @@ from compare.stages import stage_times as stage_times
 from compare.store import Store as Store
 from compare.store import load as load
 from compare.store import save as save
+from compare.sweeps.store import StoredSweep as StoredSweep
+from compare.sweeps.store import open_sweep as open_sweep
+from compare.sweeps.sweep import SweepInterrupted as SweepInterrupted
+from compare.sweeps.sweep import plan_sweep as plan_sweep
+from compare.sweeps.sweep import sweep as sweep

@@ -95,7 +95,7 @@ def save(
             "schema": SCHEMA,
             "status": status,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "commit": _commit(),
+            "commit": commit(),
             "flags": json.dumps({name: getattr(jax.config, name) for name in FLAGS}),
             "versions": json.dumps({name: installed(name) for name in PACKAGES}),
             "configuration": _json("configuration", dict(configuration)),
@@ -222,7 +222,7 @@ def _unreadable(path: Path) -> list[str]:
     return found
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of this code (with "+changes" if files differ from it); empty outside a repository of ours."""
     here = Path(__file__).resolve()
 

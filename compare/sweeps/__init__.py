@@ -1,0 +1,1 @@
+"""Parameter sweeps: points of a grid, planned, run anywhere, and kept."""

@@ -1,0 +1,70 @@
+"""What a run may return, as the Dataset of one point."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from theory import Result, Trajectory
+from theory._checks import invalid
+
+_KINDS = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_, "c": np.complex128}
+NUMBER = "value"  # the variable of a run that returns one number
+
+
+class Interrupted(Exception):
+    """The user stopped the run of a point; it counts as not run."""
+
+
+def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
+    """The Dataset of a point, and why it counts as failed ("" if it does not).
+
+    Args:
+        result: a Trajectory (or what has one as `trajectory`), a Dataset, anything with `to_xarray`, a number, an array,
+            or a dict of numbers and arrays.
+
+    Raises:
+        Interrupted: a trajectory that the user stopped.
+        ValueError: anything else.
+    """
+    failure, run = "", getattr(result, "trajectory", result)
+    if isinstance(run, Trajectory):
+        codes = sorted({int(code) for code in np.asarray(run.result).ravel()} - {int(Result.successful)})
+        if int(Result.interrupted) in codes:
+            raise Interrupted
+        failure = "; ".join(Result(code).message for code in codes)
+    if not isinstance(result, xr.Dataset) and hasattr(result, "to_xarray"):
+        result = result.to_xarray()
+    if isinstance(result, xr.DataArray):
+        result = result.to_dataset(name=result.name or NUMBER)
+    if not isinstance(result, xr.Dataset):
+        named = result if isinstance(result, Mapping) else {NUMBER: result}
+        result = xr.Dataset({name: _variable(str(name), value) for name, value in named.items()})
+    return plain(result), failure
+
+
+def plain(data: xr.Dataset) -> xr.Dataset:
+    """Loaded, coordinates of the dimensions kept, in the few types that a store has: float64, int64, bool, text."""
+    data = data.reset_coords([name for name in data.coords if name not in data.dims])
+    return data.map(_typed, keep_attrs=True).assign_coords({dim: _typed(data[dim]) for dim in data.coords})
+
+
+def _typed(array: xr.DataArray) -> xr.DataArray:
+    kind = array.dtype.kind
+    if kind in _KINDS:
+        return array.astype(_KINDS[kind])
+    if kind in "OUST":
+        return array.astype(str).astype(object)
+    raise invalid(str(array.name), "numbers, booleans or text", array.dtype)
+
+
+def _variable(name: str, value: Any) -> tuple[tuple[str, ...], np.ndarray]:
+    """A number, or an array whose axes are called by the variable's name and their number."""
+    if isinstance(value, bool | int):
+        value = float(value)  # so that 1 beside .5 is no other type
+    array = np.asarray(value)
+    if array.dtype.kind not in (*_KINDS, "U"):
+        expected = "a Trajectory, a Dataset, numbers, arrays or a dict of them"
+        raise invalid("run", f"{expected} as what it returns", f"{type(value).__name__} for {name}")
+    return tuple(f"{name}_{axis}" for axis in range(array.ndim)), array

@@ -1,0 +1,163 @@
+"""The numbers of a stored sweep: a zarr group with an axis `point` before each variable's own, a chunk for each point.
+
+Points differ in their own sizes: rows are filled up with NaN (−1, false, "") and what belongs to a point is read back
+with its sizes and checked against the digest that the manifest has.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+import zarr
+
+from theory._checks import invalid
+
+DATA = "data.zarr"
+_FILL: dict[str, Any] = {"f": np.nan, "c": np.nan, "i": -1, "b": False, "O": ""}
+
+
+class Damaged(ValueError):
+    """A point whose numbers are missing or not those that were written."""
+
+
+class Rows:
+    """The group. One writer at a time."""
+
+    def __init__(self, folder: Path, *, write: bool):
+        self.path = folder / DATA
+        self._group: zarr.Group | None = None
+        if write or self.path.exists():
+            self._group = zarr.open_group(self.path, mode="a" if write else "r", zarr_format=3)
+        self._arrays: dict[str, zarr.Array] = {}
+
+    def write(self, rows: Sequence[int], points: Sequence[xr.Dataset], total: int) -> list[dict[str, Any]]:
+        """Writes points into their rows; returns what the manifest is to remember of each.
+
+        Args:
+            rows: of each point.
+            points: their Datasets, in the few types of `results.plain`.
+            total: rows that the arrays need to have.
+        """
+        for name in dict.fromkeys(str(name) for data in points for name in data.variables):
+            own = {row: data.variables[name] for row, data in zip(rows, points, strict=True) if name in data.variables}
+            first = next(iter(own.values()))
+            for variable in own.values():
+                if variable.dims != first.dims or variable.dtype != first.dtype:
+                    expected = f"{first.dtype} with dimensions {first.dims}, as other points have"
+                    raise invalid(name, expected, f"{variable.dtype} with {variable.dims}")
+            shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in own.values()), strict=True))
+            array = self._array(name, first, shape, total)
+            for start, block in _runs(own):
+                array[(slice(start, start + len(block)), *(slice(0, n) for n in block.shape[1:]))] = block
+        return [_description(data) for data in points]
+
+    def label(self, points: Mapping[str, Any]) -> None:
+        """Writes the swept values and the replica of each row, for whoever opens the group by itself."""
+        assert self._group is not None
+        for name, values in points.items():
+            array = np.asarray(values)
+            text = array.dtype.kind not in "fiub"
+            self._group.create_array(
+                name,
+                data=array.astype(str) if text else array,
+                dimension_names=("point",),
+                overwrite=True,
+                attributes={"long_name": "swept value" if name != "replica" else "replica"},
+            )
+
+    def _array(self, name: str, like: xr.Variable, shape: tuple[int, ...], total: int) -> zarr.Array:
+        """The array of a variable, made or grown to what is needed."""
+        assert self._group is not None
+        kind = like.dtype.kind
+        if name not in self._arrays:
+            if name in self._group:
+                found = self._stored(name)
+            else:
+                found = self._group.create_array(
+                    name,
+                    shape=(total, *shape),
+                    chunks=(1, *(max(n, 1) for n in shape)),
+                    dtype=str if kind == "O" else like.dtype,
+                    fill_value=_FILL[kind],
+                    dimension_names=("point", *map(str, like.dims)),
+                    attributes={key: _text(value) for key, value in like.attrs.items()},
+                )
+            self._arrays[name] = found
+        array = self._arrays[name]
+        dims = ("point", *map(str, like.dims))
+        stored = tuple(getattr(array.metadata, "dimension_names", None) or ())
+        if stored != dims:
+            raise invalid(name, f"dimensions {stored[1:]}, as other points have", dims[1:])
+        if (array.dtype.kind in "OTU") != (kind == "O") or (kind != "O" and array.dtype != like.dtype):
+            raise invalid(name, f"{array.dtype}, as other points have", like.dtype)
+        needed = (max(total, array.shape[0]), *map(max, array.shape[1:], shape))
+        if needed != array.shape:
+            array.resize(needed)
+        return array
+
+    def _stored(self, name: str) -> zarr.Array:
+        found: Any = None if self._group is None else self._group[name]
+        if not isinstance(found, zarr.Array):
+            raise ValueError(f"no array in {self.path}")
+        return found
+
+    def read(self, row: int, description: Mapping[str, Any], where: str) -> xr.Dataset:
+        """The Dataset of a point.
+
+        Raises:
+            Damaged: arrays that are missing, cannot be decoded, or differ from what was written.
+        """
+        variables = {}
+        for name, (dims, shape) in description["variables"].items():
+            array = self._arrays.get(name)
+            try:
+                if array is None:
+                    array = self._arrays[name] = self._stored(name)
+                values = np.asarray(array[(row, *(slice(0, n) for n in shape))])
+            except Exception as error:  # whatever zarr and its codecs make of bytes that are not what they were
+                raise Damaged(f"{where}: {name} cannot be read ({type(error).__name__}: {error})") from error
+            kind = values.dtype.kind
+            variables[name] = (dims, values.astype(object) if kind in "OTU" else values, dict(array.attrs))
+        coords = {name: variables.pop(name) for name in description["coords"]}
+        data = xr.Dataset(variables, coords, attrs=description["attrs"])
+        found = _description(data)["digests"]
+        for name, digest in description["digests"].items():
+            if found[name] != digest:
+                raise Damaged(f"{where}: {name} is missing or differs from what was written (a damaged chunk)")
+        return data
+
+
+def _runs(values: Mapping[int, xr.Variable]) -> list[tuple[int, np.ndarray]]:
+    """Values of rows that follow each other and have equal shapes, as one block each."""
+    blocks: list[tuple[int, list[np.ndarray]]] = []
+    for row in sorted(values):
+        own = values[row].values
+        if blocks and blocks[-1][0] + len(blocks[-1][1]) == row and blocks[-1][1][0].shape == own.shape:
+            blocks[-1][1].append(own)
+        else:
+            blocks.append((row, [own]))
+    return [(start, np.stack(block)) for start, block in blocks]
+
+
+def _description(data: xr.Dataset) -> dict[str, Any]:
+    """Names, dimensions, shapes and digests of the variables, names of coordinates, attributes."""
+    return {
+        "variables": {str(name): [list(map(str, v.dims)), list(v.shape)] for name, v in data.variables.items()},
+        "digests": {str(name): _digest(v) for name, v in data.variables.items()},
+        "coords": [str(name) for name in data.coords],
+        "attrs": {str(name): _text(value) for name, value in data.attrs.items()},
+    }
+
+
+def _digest(variable: xr.Variable) -> str:
+    values = np.ascontiguousarray(variable.values)
+    raw = values.tobytes() if values.dtype.kind != "O" else json.dumps(values.tolist(), default=str).encode()
+    return hashlib.sha256(raw).hexdigest()[:32]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
