@@ -17,6 +17,7 @@ Randomness: a replica's key is folded with a purpose and the step, as in `_sgd`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from sim._lanes import Lane, arrays_mapped
 from sim._normals import normals
 from sim._sgd import _fold_step, mean_loss
 from theory import Activation, SingleLocation
@@ -36,9 +38,7 @@ _TRAINING, _FRESH = 0x72656475, 0x66726564  # purposes folded into a replica's k
 class Setting(eqx.Module):
     """What stays the same during a run. Its numbers are traced: changing one never recompiles."""
 
-    rest: Activation  # without its trained leaves
-    task: SingleLocation
-    keys: Key[Array, " R"]
+    lanes: Lane  # of all replicas; `rest` is the activation without its trained leaves
     dim: Float[Array, ""]
     rates: dict[str, Float[Array, ""]]  # "order": η/D, "bias" and "scale": κ η/D
     batch: int = eqx.field(static=True)
@@ -53,11 +53,39 @@ class State(eqx.Module):
 
 
 class Sampler(NamedTuple):
-    """The task's signal √ν θ as means and roots of the covariances of its components."""
+    """The tasks' signals √ν θ as means and roots of the covariances of their components."""
 
-    edges: Float[Array, " C"]  # cumulative weights
-    means: Float[Array, "C F"]
-    roots: Float[Array, "C F F"]
+    edges: Float[Array, "R C"]  # cumulative weights
+    means: Float[Array, "R C F"]
+    roots: Float[Array, "R C F F"]
+
+    @classmethod
+    def of(cls, tasks: SingleLocation) -> "Sampler":
+        """That of tasks of lanes."""
+        arrays, shared = eqx.partition(tasks, eqx.is_array)
+
+        def one(arrays: SingleLocation) -> Sampler:
+            task = eqx.combine(arrays, shared)
+            values, vectors = jnp.linalg.eigh(task.prior.covariances)
+            roots = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
+            edges = jnp.cumsum(task.prior.weights)
+            return cls(edges, *((jnp.sqrt(task.snr) * x).astype(jnp.float32) for x in (task.prior.means, roots)))
+
+        return jax.vmap(one)(arrays)
+
+    @property
+    def features(self) -> int:
+        return self.means.shape[-1]
+
+    def signal(self, place: Float[Array, "B R"], normals: Float[Array, "F B R"]) -> Float[Array, "F B R"]:
+        """From places in (0, 1), which choose the components, and normals."""
+        lanes, components = self.edges.shape
+        search = lambda edges, place: jnp.searchsorted(edges, place, side="right", method="scan_unrolled")  # noqa: E731
+        component = jax.vmap(search, in_axes=(0, -1), out_axes=-1)(self.edges[:, :-1], place)
+        # one table of all lanes: an index of one number is looked up faster
+        row = component.astype(jnp.int32) + (jnp.arange(lanes, dtype=jnp.int32) * components)[None]
+        means, roots = (x.reshape(-1, *x.shape[2:])[row] for x in (self.means, self.roots))
+        return jnp.moveaxis(means, -1, 0) + jnp.einsum("brfg,gbr->fbr", roots, normals, precision="highest")
 
 
 def least_dim(heads: int, features: int, batch: int, loss: str) -> int:
@@ -93,13 +121,12 @@ def advance(block: tuple[Setting, Int[Array, ""], Int[Array, ""]], state: State)
         The state of every replica after it, and whether it is finite, |k_h|² in float32.
     """
     setting, start, count = block
-    replicas = setting.keys.size
+    lanes, replicas = setting.lanes, setting.lanes.key.size
     if replicas * setting.batch == 1:  # one number is rounded otherwise than several side by side
-        setting = eqx.tree_at(lambda s: s.keys, setting, jnp.repeat(setting.keys, 2))
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), state)
-    sampler = _sampler(setting.task)
-    keys = jax.vmap(lambda key: jax.random.fold_in(key, _TRAINING))(setting.keys)
-    one_step = lambda step, now: _step(setting, sampler, now, _folded(keys, step), count > 0)  # noqa: E731
+        lanes, state = arrays_mapped(lambda leaf: jnp.repeat(leaf, 2, axis=0), (lanes, state))
+    sampler, rest = Sampler.of(lanes.task), jax.tree.map(_replicas_last, lanes.rest)
+    keys = jax.vmap(lambda key: jax.random.fold_in(key, _TRAINING))(lanes.key)
+    one_step = lambda step, now: _step(setting, sampler, rest, now, _folded(keys, step), count > 0)  # noqa: E731
     last = jax.lax.fori_loop(start, start + count, one_step, jax.tree.map(_replicas_last, state))
     state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0)[:replicas], last)
     norms = jnp.sum(jnp.square(state.heads), axis=-1).astype(jnp.float32)
@@ -110,26 +137,35 @@ def advance(block: tuple[Setting, Int[Array, ""], Int[Array, ""]], state: State)
 @eqx.filter_jit
 def measure(setting: Setting, state: State, step: Int[Array, ""], count: int) -> dict[str, Float[Array, "R ..."]]:
     """Order parameters `m` and `r`, trained leaves by their names, `loss` on `count` fresh samples and `loss_error`."""
-    sampler = _sampler(setting.task)
+    lanes = setting.lanes
 
-    def one(replica: tuple[State, Key[Array, ""]]) -> dict[str, Array]:
-        state, key = replica
-        own = jax.tree.map(lambda leaf: leaf[..., None], state)
+    def one(replica: tuple[Key[Array, ""], Sampler, Activation, State]) -> dict[str, Array]:
+        key, sampler, *own = replica
+        sampler = jax.tree.map(lambda leaf: leaf[None], sampler)
+        rest, state = jax.tree.map(lambda leaf: leaf[..., None], own)
 
         def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
-            losses = _fresh_losses(setting, sampler, own, key[None], size).astype(jnp.float64)
+            losses = _fresh_losses(setting, sampler, rest, state, key[None], size).astype(jnp.float64)
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
         return mean_loss(moments, fresh, count, min(count, _FRESH_AT_ONCE))
 
-    features = setting.task.features
-    trained = {name: getattr(state.trained, name) for name in setting.rest.trained}
+    sampler = Sampler.of(lanes.task)
+    trained = {name: getattr(state.trained, name) for name in lanes.rest.trained}
     r = jnp.einsum("rhk,rgk->rhg", state.heads, state.heads, precision="highest")
-    return {"m": state.heads[..., :features], "r": r, **trained, **jax.lax.map(one, (state, setting.keys))}
+    losses = jax.lax.map(one, (lanes.key, sampler, lanes.rest, state))
+    return {"m": state.heads[..., : sampler.features], "r": r, **trained, **losses}
 
 
-def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R"], always: Bool[Array, ""]) -> State:
+def _step(
+    setting: Setting,
+    sampler: Sampler,
+    rest: Activation,
+    state: State,
+    keys: Key[Array, " R"],
+    always: Bool[Array, ""],
+) -> State:
     """One step of SGD, replicas last; `always` is true, which the compiler must not know.
 
     Branches keep XLA from fusing the end of the draw into each of its uses, and so repeating it, and g into the sums
@@ -138,16 +174,16 @@ def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R
     heads, batch = state.heads.shape[0], setting.batch
     draw = lambda keys: _draw(setting, sampler, keys, heads)  # noqa: E731
     blank = lambda keys: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, keys))  # noqa: E731
-    tokens, rest = jax.lax.cond(always, draw, blank, keys)
-    attention, pull = _attention(setting, state, tokens)
+    tokens, beyond = jax.lax.cond(always, draw, blank, keys)
+    attention, pull = _attention(rest, state, tokens)
     miss = attention.at[0].add(-1)  # ε = 0: tokens are exchangeable
-    if isinstance(rest, _Rest):
-        hidden = _Hidden.seen_along(miss, rest)
+    if isinstance(beyond, _Beyond):
+        hidden = _Hidden.seen_along(miss, beyond)
         slope = (_gram_times(tokens, miss) + hidden.gram_times_miss) / setting.dim.astype(miss.dtype)
         turned = hidden.turned
     else:
         slope = miss
-        turned = lambda g: _times(_lower(g.reshape(heads, -1, g.shape[-1])), rest)  # noqa: E731
+        turned = lambda g: _times(_lower(g.reshape(heads, -1, g.shape[-1])), beyond)  # noqa: E731
     of_trained, of_norms, g = pull(2 / batch * slope)  # g: H, L, B, R
     g = jax.lax.cond(always, lambda g: g, jnp.zeros_like, g)
 
@@ -157,26 +193,28 @@ def _step(setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R
     moved = moved + 2 * of_norms.astype(jnp.float64)[:, None] * state.heads  # r_hh of a self-consistent bias
     moved = state.heads - step * moved
 
-    m, w = jnp.split(moved, [setting.task.features], axis=1)
+    m, w = jnp.split(moved, [sampler.features], axis=1)
     w = _lower(jnp.concatenate([w, step * turned(g).astype(jnp.float64)], axis=1))
     rate = lambda path: setting.rates[path[0].name]  # noqa: E731
     trained = jax.tree.map_with_path(lambda path, b, slope: b - rate(path) * slope, state.trained, of_trained)
     return State(jnp.concatenate([m, w], axis=1), trained)
 
 
-def _attention(setting: Setting, state: State, tokens: Float[Array, "L K B R"]) -> tuple[Array, Callable[..., Any]]:
+def _attention(rest: Activation, state: State, tokens: Float[Array, "L K B R"]) -> tuple[Array, Callable[..., Any]]:
     """a (L, B, R), and its cotangent's pull to (trained leaves, r_hh, scores)."""
 
-    def one(trained: Activation, norms: Float[Array, " H"], scores: Float[Array, "H L"]) -> Float[Array, " L"]:
-        activation = eqx.combine(trained, setting.rest).resolved(norms)
+    def one(
+        rest: Activation, trained: Activation, norms: Float[Array, " H"], scores: Float[Array, "H L"]
+    ) -> Float[Array, " L"]:
+        activation = eqx.combine(trained, rest).resolved(norms)
         return jnp.mean(activation(scores), axis=0)
 
     heads = state.heads.astype(tokens.dtype)
     norms = jnp.sum(jnp.square(state.heads), axis=1).astype(tokens.dtype)
     scores = _sum(heads[:, None, k, None] * tokens[None, :, k] for k in range(heads.shape[1]))
-    over_samples = jax.vmap(one, in_axes=(None, None, -1), out_axes=-1)
-    over_replicas = jax.vmap(over_samples, in_axes=(-1, -1, -1), out_axes=-1)
-    return jax.vjp(over_replicas, state.trained, norms, scores)
+    over_samples = jax.vmap(one, in_axes=(None, None, None, -1), out_axes=-1)
+    over_replicas = jax.vmap(over_samples, in_axes=-1, out_axes=-1)
+    return jax.vjp(partial(over_replicas, rest), state.trained, norms, scores)
 
 
 def _gram_times(tokens: Float[Array, "L K B R"], miss: Float[Array, "L B R"]) -> Float[Array, "L B R"]:
@@ -185,7 +223,7 @@ def _gram_times(tokens: Float[Array, "L K B R"], miss: Float[Array, "L B R"]) ->
     return _sum(tokens[:, k] * along[None, k] for k in range(along.shape[0]))
 
 
-class _Rest(NamedTuple):
+class _Beyond(NamedTuple):
     """What is drawn, for the finite loss, of a sample's tokens beyond the followed coordinates."""
 
     across: Float[Array, "L B R"]  # w, before its part along e is taken out
@@ -205,12 +243,14 @@ class _Hidden(NamedTuple):
     bartlett: Float[Array, "H H B R"]
 
     @classmethod
-    def seen_along(cls, miss: Float[Array, "L B R"], rest: _Rest) -> "_Hidden":
-        reach = jnp.sqrt(_sum(jnp.square(rest.frame)))  # |Nᵀe|
+    def seen_along(cls, miss: Float[Array, "L B R"], beyond: _Beyond) -> "_Hidden":
+        reach = jnp.sqrt(_sum(jnp.square(beyond.frame)))  # |Nᵀe|
         norm = jnp.sqrt(_sum(jnp.square(miss)))
         direction = miss / jnp.where(norm > 0, norm, 1)[None]
-        along = rest.across + direction * (reach - _sum(direction * rest.across))[None]
-        return cls(direction, along, (norm * reach)[None] * along, rest.frame / reach[None], rest.noise, rest.bartlett)
+        along = beyond.across + direction * (reach - _sum(direction * beyond.across))[None]
+        return cls(
+            direction, along, (norm * reach)[None] * along, beyond.frame / reach[None], beyond.noise, beyond.bartlett
+        )
 
     def turned(self, g: Float[Array, "H L B R"]) -> Float[Array, "H J R"]:
         """P of the whole batch: gᵀN summed over samples, up to a rotation."""
@@ -233,29 +273,23 @@ class _Hidden(NamedTuple):
 
 
 def _fresh_losses(
-    setting: Setting, sampler: Sampler, state: State, keys: Key[Array, " R"], count: int
+    setting: Setting, sampler: Sampler, rest: Activation, state: State, keys: Key[Array, " R"], count: int
 ) -> Float[Array, "B R"]:
     """Losses of fresh samples, replicas last."""
     heads = state.heads.shape[0]
     key_tokens, key_choice, key_chi = _split(keys, 3)
-    numbers = _normals(key_tokens, (_token_numbers(setting, heads), count))
-    tokens = _tokens(setting, sampler, key_choice, numbers)
-    attention, _ = _attention(setting, state, tokens)
+    length = int(setting.lanes.task.length)
+    numbers = _normals(key_tokens, (_token_numbers(length, sampler.features, heads), count))
+    tokens = _tokens(length, sampler, key_choice, numbers)
+    attention, _ = _attention(rest, state, tokens)
     miss = attention.at[0].add(-1)
     square = _sum(jnp.square(miss))
     if setting.loss == "limit":
         return square
     key_proposal, key_chi = _split(key_chi, 2)
-    reach = _chi(_normals(key_proposal, (1, count)), key_chi, (setting.dim - setting.task.features - heads)[None])[0]
+    reach = _chi(_normals(key_proposal, (1, count)), key_chi, (setting.dim - sampler.features - heads)[None])[0]
     along = _sum(tokens[l] * miss[l, None] for l in range(miss.shape[0]))
     return (_sum(jnp.square(along)) + jnp.square(reach) * square) / setting.dim.astype(miss.dtype)
-
-
-def _sampler(task: SingleLocation) -> Sampler:
-    values, vectors = jnp.linalg.eigh(task.prior.covariances)
-    roots = vectors * jnp.sqrt(jnp.clip(values, 0))[:, None, :]
-    edges = jnp.cumsum(task.prior.weights)
-    return Sampler(edges, *((jnp.sqrt(task.snr) * x).astype(jnp.float32) for x in (task.prior.means, roots)))
 
 
 def _draw(
@@ -263,14 +297,14 @@ def _draw(
 ) -> tuple[Float[Array, "L K B R"], Any]:
     """All random numbers of a step: tokens on the followed coordinates, and the rest.
 
-    The rest is a `_Rest` for the finite loss, a Bartlett factor (H, H, R) for the limit loss.
+    The rest is `_Beyond` for the finite loss, a Bartlett factor (H, H, R) for the limit loss.
     """
-    length, batch = int(setting.task.length), setting.batch
+    length, features, batch = int(setting.lanes.task.length), sampler.features, setting.batch
     key_normal, key_choice, key_chi, key_batch = _split(keys, 4)
-    of_tokens = _token_numbers(setting, heads)
-    freedom = setting.dim - setting.task.features - heads  # n
+    of_tokens = _token_numbers(length, features, heads)
+    freedom = setting.dim - features - heads  # n
     if setting.loss == "limit":
-        tokens = _tokens(setting, sampler, key_choice, _normals(key_normal, (of_tokens, batch)))
+        tokens = _tokens(length, sampler, key_choice, _normals(key_normal, (of_tokens, batch)))
         left = freedom - jnp.arange(heads, dtype=freedom.dtype)
         numbers = _normals(key_batch, (heads * (heads + 1) // 2, 1))
         diagonal = _chi(numbers[:heads], key_chi, left)
@@ -282,31 +316,28 @@ def _draw(
     of_tokens, across, frame, noise, proposals, below = jnp.split(numbers, cuts)
     left = freedom - size - jnp.arange(1 + heads, dtype=freedom.dtype)
     chi = _chi(proposals, key_chi, left)
-    rest = _Rest(
+    beyond = _Beyond(
         across,
         jnp.concatenate([frame, chi[:1]]),
         noise.reshape(heads, size + 1, *noise.shape[1:]),
         _bartlett(chi[1:], below, left[1:]),
     )
-    return _tokens(setting, sampler, key_choice, of_tokens), rest
+    return _tokens(length, sampler, key_choice, of_tokens), beyond
 
 
-def _token_numbers(setting: Setting, heads: int) -> int:
+def _token_numbers(length: int, features: int, heads: int) -> int:
     """How many normals a sample's tokens take."""
-    features = setting.task.features
-    return features + int(setting.task.length) * (features + heads)
+    return features + length * (features + heads)
 
 
 def _tokens(
-    setting: Setting, sampler: Sampler, keys: Key[Array, " R"], numbers: Float[Array, "N B R"]
+    length: int, sampler: Sampler, keys: Key[Array, " R"], numbers: Float[Array, "N B R"]
 ) -> Float[Array, "L K B R"]:
     """Tokens on the followed coordinates from normals; the informative one is the first."""
-    length, features, lanes = int(setting.task.length), setting.task.features, numbers.shape[1:]
+    features, lanes = sampler.features, numbers.shape[1:]
     bits = jax.vmap(lambda key: jax.random.bits(key, lanes[:1], jnp.uint32), out_axes=-1)(keys)
     place = (bits.astype(jnp.float64) + 0.5) * 2.0**-32
-    component = jnp.searchsorted(sampler.edges[:-1], place, side="right", method="scan_unrolled")
-    spread = jnp.einsum("brfg,gbr->fbr", sampler.roots[component], numbers[:features], precision="highest")
-    signal = jnp.moveaxis(sampler.means[component], -1, 0) + spread
+    signal = sampler.signal(place, numbers[:features])
     return numbers[features:].reshape(length, -1, *lanes).at[0, :features].add(signal)
 
 

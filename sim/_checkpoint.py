@@ -40,6 +40,10 @@ class Log(NamedTuple):
     result: np.ndarray
     failures: list[str]
 
+    def of_lane(self, i: int) -> tuple[dict[str, np.ndarray], int]:
+        """Records and result of one replica."""
+        return {name: values[i] for name, values in self.records.items()}, int(self.result[i])
+
 
 class Snapshot(NamedTuple):
     """A run at a block boundary.

@@ -9,10 +9,10 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import Array
 
+from sim._lanes import arrays_mapped
 from theory._checks import instance, invalid
 
 
@@ -51,7 +51,7 @@ def check_mesh(mesh: Any, sizes: Mapping[str, Mapping[str, int | None]]) -> Mesh
 def per_device(mesh: Mesh | None, function: Callable[..., Any], setting: Any) -> Callable[..., Any]:
     """`function(setting, state, ...)` as a function of the state and the rest, with all that is fixed in its place.
 
-    Along "replica" each device is called for its own replicas, the leading axis of `setting.keys`, of the state and of
+    Along "replica" each device is called for its own replicas, the leading axis of `setting.lanes`, of the state and of
     the result. It runs the program that one device runs: the one that the compiler makes for several at once differs in
     the last digit. Calls return before they are done, so that devices work side by side.
     """
@@ -59,10 +59,13 @@ def per_device(mesh: Mesh | None, function: Callable[..., Any], setting: Any) ->
         setting = placed(setting, mesh)
         return lambda state, *rest: function(setting, state, *rest)
     whole = NamedSharding(mesh, PartitionSpec("replica"))
-    settings = [
-        eqx.filter_shard(eqx.tree_at(lambda s: s.keys, setting, keys), SingleDeviceSharding(device))
-        for keys, device in zip(jnp.split(setting.keys, mesh.size), mesh.devices.flat, strict=True)
-    ]
+    share = setting.lanes.key.size // mesh.size
+
+    def own(i: int, device: Any) -> Any:
+        lanes = arrays_mapped(lambda leaf: leaf[i * share : (i + 1) * share], setting.lanes)
+        return eqx.filter_shard(eqx.tree_at(lambda s: s.lanes, setting, lanes), SingleDeviceSharding(device))
+
+    settings = [own(i, device) for i, device in enumerate(mesh.devices.flat)]
 
     def together(*parts: Array) -> Array:
         shape = (mesh.size * parts[0].shape[0], *parts[0].shape[1:])

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from sim._lanes import Lane
 from sim._mesh import check_mesh, layout
 from sim._normals import bytes_at_once
 from sim.data import Tokens, draw_tokens
@@ -65,9 +66,7 @@ class Plan(eqx.Module):
 class Setting(eqx.Module):
     """What stays the same during a run. Its numbers are traced: changing one never recompiles."""
 
-    rest: MultiHeadAttention  # the layer without its trained leaves
-    task: SingleLocation
-    keys: Key[Array, " R"]
+    lanes: Lane  # of all replicas; `rest` is the layer without its trained leaves
     rates: dict[str, Float[Array, ""]]  # step of each trained leaf, by its name
     plan: Plan
 
@@ -93,26 +92,27 @@ def advance(
         The trained leaves of every replica after it, and whether they are finite, their |k_h|² in float32.
     """
     setting, start, count = block
+    lanes, shared = eqx.partition(setting.lanes, eqx.is_array)
 
-    def run(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> tuple[MultiHeadAttention, Bool[Array, ""]]:
-        params, key = replica
-        key = jax.random.fold_in(key, _TRAINING)
-        one_step = lambda step, p: _step(setting, p, _fold_step(key, step), count > 0)  # noqa: E731
+    def run(replica: tuple[MultiHeadAttention, Lane]) -> tuple[MultiHeadAttention, Bool[Array, ""]]:
+        params, lane = replica[0], eqx.combine(replica[1], shared)
+        key = jax.random.fold_in(lane.key, _TRAINING)
+        one_step = lambda step, p: _step(setting, lane, p, _fold_step(key, step), count > 0)  # noqa: E731
         params = jax.lax.fori_loop(start, start + count, one_step, params)
         norms = jnp.sum(jnp.square(params.keys.astype(jnp.float32)), axis=-1)
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in (norms, *jax.tree.leaves(params.activation))]
         return params, jnp.all(jnp.stack(finite))
 
-    group, replicas = setting.plan.group, setting.keys.size
+    group, replicas = setting.plan.group, setting.lanes.key.size
     if group == 1:  # in place
 
         def one(i: Int[Array, ""], ends: PyTree) -> PyTree:
-            own = jax.tree.map(lambda leaf: leaf[i], (ends[0], setting.keys))
+            own = jax.tree.map(lambda leaf: leaf[i], (ends[0], lanes))
             return jax.tree.map(lambda leaf, end: leaf.at[i].set(end), ends, run(own))
 
         return jax.lax.fori_loop(0, replicas, one, (params, jnp.zeros(replicas, bool)))
     full = jnp.minimum(jnp.arange(-(-replicas // group) * group), replicas - 1)  # the last one fills the last group
-    ends = jax.lax.map(run, jax.tree.map(lambda leaf: leaf[full], (params, setting.keys)), batch_size=group)
+    ends = jax.lax.map(run, jax.tree.map(lambda leaf: leaf[full], (params, lanes)), batch_size=group)
     return jax.tree.map(lambda leaf: leaf[:replicas], ends)
 
 
@@ -122,23 +122,24 @@ def measure(
 ) -> dict[str, Float[Array, "R ..."]]:
     """Order parameters `m` and `r`, the trained leaves of the activation by their names, `loss` on `count` fresh
     samples and `loss_error`, of each replica, in float64."""
+    lanes, shared = eqx.partition(setting.lanes, eqx.is_array)
 
-    def one(replica: tuple[MultiHeadAttention, Key[Array, ""]]) -> dict[str, Array]:
-        params, key = replica
-        layer = eqx.combine(params, setting.rest)
+    def one(replica: tuple[MultiHeadAttention, Lane]) -> dict[str, Array]:
+        params, lane = replica[0], eqx.combine(replica[1], shared)
+        layer = eqx.combine(params, lane.rest)
 
         def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
-            tokens = _draw(setting, layer, key, size, step >= 0)
+            tokens = _draw(setting.plan, lane.task, layer, key, size, step >= 0)
             losses = sample_losses(layer, tokens, setting.plan.loss).astype(jnp.float64)
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
-        fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
-        losses = mean_loss(moments, fresh, count, min(count, samples_that_fit(setting.task, layer)))
+        fresh = _fold_step(jax.random.fold_in(lane.key, _FRESH), step)
+        losses = mean_loss(moments, fresh, count, min(count, samples_that_fit(lane.task, layer)))
         order = layer.order()
         trained = {name: getattr(layer.activation, name) for name in layer.activation.trained}
         return {"m": order.m, "r": order.r, **trained, **losses}
 
-    return jax.lax.map(one, (params, setting.keys))
+    return jax.lax.map(one, (params, lanes))
 
 
 def mean_loss(
@@ -152,13 +153,13 @@ def mean_loss(
 
 
 def _step(
-    setting: Setting, params: MultiHeadAttention, key: Key[Array, ""], always: Bool[Array, ""]
+    setting: Setting, lane: Lane, params: MultiHeadAttention, key: Key[Array, ""], always: Bool[Array, ""]
 ) -> MultiHeadAttention:
     """One SGD step; for `always` see `_draw`."""
     plan = setting.plan
 
     def gradient(key: Key[Array, ""], size: int) -> PyTree:
-        return loss_gradient(params, setting.rest, _draw(setting, params, key, size, always), plan.loss)
+        return loss_gradient(params, lane.rest, _draw(plan, lane.task, params, key, size, always), plan.loss)
 
     total = _over_chunks(gradient, key, plan.batch, plan.chunk)
     mean = jax.tree.map(lambda leaf: leaf / plan.batch, total)
@@ -184,15 +185,20 @@ def _names(layer: PyTree) -> PyTree:
 
 
 def _draw(
-    setting: Setting, layer: MultiHeadAttention, key: Key[Array, ""], count: int, always: Bool[Array, ""]
+    plan: Plan,
+    task: SingleLocation,
+    layer: MultiHeadAttention,
+    key: Key[Array, ""],
+    count: int,
+    always: Bool[Array, ""],
 ) -> Tokens:
     """Tokens for the layer; `always` is true, which the compiler must not know.
 
     The branch keeps XLA from fusing the end of the draw into each of its uses, and so repeating it.
     """
-    shape = (count, int(setting.task.length), layer.dim)
-    own = {"dtype": layer.keys.dtype, "sharding": layout(setting.plan.mesh, shape, "batch", None, "dim")}
-    draw = lambda key: draw_tokens(setting.task, key, count, dim=layer.dim, **own)  # noqa: E731
+    shape = (count, int(task.length), layer.dim)
+    own = {"dtype": layer.keys.dtype, "sharding": layout(plan.mesh, shape, "batch", None, "dim")}
+    draw = lambda key: draw_tokens(task, key, count, dim=layer.dim, **own)  # noqa: E731
     blank = lambda key: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(draw, key))  # noqa: E731
     return jax.lax.cond(always, draw, blank, key)
 

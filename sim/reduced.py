@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Key
 
 from sim._chain import Setting, State, advance, factor, least_dim, measure
 from sim._checkpoint import Files
 from sim._driver import RecordGrid
+from sim._lanes import Lane, repeated
 from sim._mesh import check_mesh, placed
 from sim.train import Options, check_task, check_trained, drawn_by_key, simulate
 from theory import Activation, OrderParameters, SingleLocation, Trajectory
 from theory._checks import instance, invalid, whole
-from theory.fit import repeated
 
 MOST_DIM = 10**15  # n = D − F − H has to be exact in float64
 BLOCK_SAMPLES = 10**5  # between two returns to Python unless `block` is given, some 0.2 s
@@ -101,14 +101,7 @@ def train_reduced(
         >>> (run.time * 10**6).round().tolist()
         [0.0, 10.0, 20.0]
     """
-    instance("task", task, SingleLocation)
-    instance("activation", activation, Activation)
-    instance("order", order, OrderParameters)
-    check_task(task, order.features, "order.features")
-    if order.m.ndim > 3 or order.m.shape[0] == 0:
-        raise invalid("order.m", "shape (H, F) or (replicas, H, F), none of them 0", order.m.shape)
-    activation.check_heads(order.heads)
-    check_trained("activation", activation)
+    check_order(task, activation, order)
     options = Options.checked(
         learning_rate=learning_rate,
         time=time,
@@ -119,15 +112,8 @@ def train_reduced(
         scale_rate=scale_rate,
         evaluation=evaluation,
     )
-    if not drawn_by_key(options.key):
-        raise invalid("key", "a threefry2x32 key: others give no random numbers replica by replica", options.key)
-    dim = whole("dim", dim, 1)
-    if dim > MOST_DIM:
-        raise invalid("dim", f"at most {MOST_DIM:.0e}", dim)
-    least = least_dim(order.heads, order.features, options.batch, loss)
-    if dim < least:
-        shape = f"H = {order.heads}, F = {order.features}, batch = {options.batch} and the {loss} loss"
-        raise invalid("dim", f"at least {least} for {shape}", dim)
+    check_key("key", options.key)
+    dim = checked_dim(dim, order, options)
     grid = RecordGrid.make(record, options.time, options.learning_rate, dim)
     replicas = None if order.m.ndim == 2 else order.m.shape[0]
     count = replicas or 1
@@ -135,14 +121,10 @@ def train_reduced(
     if block is None:
         block = max(1, BLOCK_SAMPLES // (count * options.batch))
 
-    trained, rest = activation.split()
-    heads = np.concatenate([np.asarray(order.m), factor(np.asarray(order.r_perp))], axis=-1)
-    heads = jnp.asarray(heads if replicas else heads[None])
-    rates = {"order": jnp.asarray(options.learning_rate / dim, jnp.float64), **options.rates(dim)}
-    keys = options.keys(replicas)
-    setting = Setting(rest, task, keys, jnp.asarray(dim, jnp.float64), rates, options.batch, loss)
-    # a copy: `advance` takes over its buffers
-    state = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), State(heads, repeated(trained, (count,))))
+    heads = coordinates(order)
+    heads = heads if replicas else heads[None]
+    tasks, activations = repeated((task, activation), count)
+    setting, state = order_lanes(options, dim, options.keys(replicas), tasks, activations, heads)
     return simulate(
         task,
         activation,
@@ -152,17 +134,73 @@ def train_reduced(
         compiled=(advance, measure),
         setting=setting,
         mesh=mesh,
-        settings={
-            "source": "reduced",
-            "dim": dim,
-            "dtype": "float64",
-            "replicas": replicas,
-            "heads": order.heads,
-            "features": order.features,
-        },
+        settings=order_settings(order, dim),
         start=order,
         files=Files(checkpoint, checkpoint_seconds, resume),
         block=whole("block", block, 1),
         progress=progress,
         throw=throw,
     )
+
+
+def order_settings(order: OrderParameters, dim: int) -> dict[str, Any]:
+    """Of a run of `train_reduced`, what is not among the options."""
+    return {
+        "source": "reduced",
+        "dim": dim,
+        "dtype": "float64",
+        "replicas": None if order.m.ndim == 2 else order.m.shape[0],
+        "heads": order.heads,
+        "features": order.features,
+    }
+
+
+def order_lanes(
+    options: Options,
+    dim: int,
+    keys: Key[Array, " R"],
+    tasks: SingleLocation,
+    activations: Activation,
+    heads: Float[np.ndarray, "R H K"],
+) -> tuple[Setting, State]:
+    """What `advance` takes, from tasks and activations of lanes and `coordinates`."""
+    trained, rest = activations.split()
+    rates = {"order": jnp.asarray(options.learning_rate / dim, jnp.float64), **options.rates(dim)}
+    size = jnp.asarray(dim, jnp.float64)
+    setting = Setting(Lane(keys, tasks, rest), size, rates, options.batch, options.loss)
+    return setting, State(jnp.array(heads), trained)
+
+
+def coordinates(order: OrderParameters) -> Float[np.ndarray, "*R H K"]:
+    """The heads (m, W) of order parameters."""
+    return np.concatenate([np.asarray(order.m), factor(np.asarray(order.r_perp))], axis=-1)
+
+
+def check_order(task: Any, activation: Any, order: Any, at: str = "") -> None:
+    """Refuses what `train_reduced` cannot start from; `at` ends the names, "s[1]" in sequences."""
+    instance(f"task{at}", task, SingleLocation)
+    instance(f"activation{at}", activation, Activation)
+    instance(f"order{at}", order, OrderParameters)
+    check_task(f"task{at}", task, order.features, f"order{at}.features")
+    if order.m.ndim > 3 or order.m.shape[0] == 0:
+        raise invalid(f"order{at}.m", "shape (H, F) or (replicas, H, F), none of them 0", order.m.shape)
+    activation.check_heads(order.heads)
+    check_trained(f"activation{at}", activation)
+
+
+def check_key(name: str, key: Key[Array, ""]) -> None:
+    """Refuses keys that draw nothing lane by lane."""
+    if not drawn_by_key(key):
+        raise invalid(name, "a threefry2x32 key: others give no random numbers replica by replica", key)
+
+
+def checked_dim(dim: Any, order: OrderParameters, options: Options) -> int:
+    """D, refused where the chain is not exact or has no room."""
+    dim = whole("dim", dim, 1)
+    if dim > MOST_DIM:
+        raise invalid("dim", f"at most {MOST_DIM:.0e}", dim)
+    least = least_dim(order.heads, order.features, options.batch, options.loss)
+    if dim < least:
+        shape = f"H = {order.heads}, F = {order.features}, batch = {options.batch} and the {options.loss} loss"
+        raise invalid("dim", f"at least {least} for {shape}", dim)
+    return dim

@@ -10,17 +10,18 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
-from sim._checkpoint import Checkpoints, Files, digest
+from sim._checkpoint import Checkpoints, Files, Log, digest
 from sim._driver import RecordGrid, drive
+from sim._lanes import Lane, repeated
 from sim._mesh import per_device, placed
 from sim._sgd import Plan, Setting, advance, measure, trained_leaves
 from sim.layer import MultiHeadAttention
 from sim.loss import check_loss
 from theory import Activation, OrderParameters, RunFailed, SingleLocation, Trajectory
 from theory._checks import instance, invalid, non_negative, positive, typed_key, whole
-from theory.fit import repeated
 from theory.risk import recorded_risk
 
+Compiled = tuple[Callable[..., Any], Callable[..., Any]]  # `advance` and `measure`
 BLOCK_NORMALS = 2**26  # numbers drawn between two returns to Python unless `block` is given, some 0.2 s
 
 
@@ -109,7 +110,7 @@ def train(
         >>> run.time.tolist()
         [0.0, 0.25, 0.5]
     """
-    _check_layer(task, layer)
+    check_layer(task, layer)
     options = Options.checked(
         learning_rate=learning_rate,
         time=time,
@@ -125,18 +126,15 @@ def train(
     if block is None:
         block = max(1, BLOCK_NORMALS // (replicas * options.batch * task.length * dim))
 
-    rates = {"keys": jnp.asarray(options.learning_rate, jnp.float64), **options.rates(dim)}
-    params, rest = eqx.partition(layer, trained_leaves(layer, rates))
-    keys = options.keys(layer.replicas)
-    if layer.replicas is None:
-        params = jax.tree.map(lambda leaf: leaf[None], params)
-    else:
-        params = eqx.tree_at(lambda p: p.activation, params, repeated(params.activation, (replicas,)))
     grouped = drawn_by_key(options.key)
     plan = Plan.make(task, layer, batch=options.batch, loss=loss, mesh=mesh, grouped=grouped)
-    setting = Setting(rest, task, keys, rates, plan)
     # a copy: `advance` takes over its buffers
-    params = placed(jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params), plan.mesh, "replica")
+    start = jnp.array(layer.keys, copy=True).reshape(replicas, *layer.keys.shape[-2:])
+    layers = eqx.tree_at(
+        lambda lane: (lane.keys, lane.activation), layer, (start, repeated(layer.activation, replicas))
+    )
+    setting, params = layer_lanes(options, plan, options.keys(layer.replicas), repeated(task, replicas), layers)
+    params = placed(params, plan.mesh, "replica")
     params = eqx.tree_at(lambda p: p.keys, params, placed(params.keys, plan.mesh, "replica", None, "dim"))
     return simulate(
         task,
@@ -147,20 +145,34 @@ def train(
         compiled=(advance, measure),
         setting=setting,
         mesh=plan.mesh,
-        settings={
-            "source": "sgd",
-            "dim": dim,
-            "dtype": str(layer.keys.dtype),
-            "replicas": layer.replicas,
-            "heads": layer.heads,
-            "features": layer.features,
-        },
+        settings=layer_settings(layer),
         start=layer,
         files=Files(checkpoint, checkpoint_seconds, resume),
         block=whole("block", block, 1),
         progress=progress,
         throw=throw,
     )
+
+
+def layer_settings(layer: MultiHeadAttention) -> dict[str, Any]:
+    """Of a run of `train`, what is not among the options."""
+    return {
+        "source": "sgd",
+        "dim": layer.dim,
+        "dtype": str(layer.keys.dtype),
+        "replicas": layer.replicas,
+        "heads": layer.heads,
+        "features": layer.features,
+    }
+
+
+def layer_lanes(
+    options: "Options", plan: Plan, keys: Key[Array, " R"], tasks: SingleLocation, layers: MultiHeadAttention
+) -> tuple[Setting, MultiHeadAttention]:
+    """What `advance` takes: the setting and the trained leaves, from tasks and layers of lanes."""
+    rates = {"keys": jnp.asarray(options.learning_rate, jnp.float64), **options.rates(layers.dim)}
+    params, rest = eqx.partition(layers, trained_leaves(layers, rates))
+    return Setting(Lane(keys, tasks, rest), rates, plan), params
 
 
 class Options(NamedTuple):
@@ -219,14 +231,13 @@ def drawn_by_key(key: Key[Array, ""]) -> bool:
     return str(jax.random.key_impl(key)) == "threefry2x32"
 
 
-def check_task(task: Any, features: int, name: str) -> None:
-    """Refuses a task that is not one task of fixed length with as many features as `name` has."""
-    instance("task", task, SingleLocation)
-    whole("task.length", task.length, 2)
+def check_task(name: str, task: SingleLocation, features: int, of: str) -> None:
+    """Refuses a task that is not one of fixed length with as many features as `of` has."""
+    whole(f"{name}.length", task.length, 2)
     if task.snr.ndim:
-        raise invalid("task.snr", "one number", f"shape {task.snr.shape}")
+        raise invalid(f"{name}.snr", "one number", f"shape {task.snr.shape}")
     if task.features != features:
-        raise invalid(name, f"{task.features}, the features of the task", features)
+        raise invalid(of, f"{task.features}, the features of the task", features)
 
 
 def check_trained(name: str, activation: Activation) -> None:
@@ -242,7 +253,7 @@ def simulate(
     grid: RecordGrid,
     state: Any,
     *,
-    compiled: tuple[Callable[..., Any], Callable[..., Any]],
+    compiled: Compiled,
     setting: Any,
     mesh: Mesh | None,
     settings: dict[str, Any],
@@ -252,7 +263,7 @@ def simulate(
     progress: bool,
     throw: bool,
 ) -> Trajectory:
-    """Runs `drive` and returns the trajectory with its risk.
+    """Runs `run_lanes` for replicas of one task and returns their trajectory.
 
     Args:
         task: the task.
@@ -270,30 +281,63 @@ def simulate(
         progress: whether to show it.
         throw: whether to raise `RunFailed` if a replica did not reach its end.
     """
-    chosen = options._asdict()
-    key = chosen.pop("key")
-    settings = {
-        **settings,
-        **chosen,
-        "activation": activation.name,
-        "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
-        "key_impl": str(jax.random.key_impl(key)),
-    }
-    heads, features, replicas = (settings[name] for name in ("heads", "features", "replicas"))
-    trained = {name: getattr(activation, name).shape for name in activation.trained}
 
     def configuration() -> dict[str, Any]:
         steps = f"{grid.steps.size} steps from {grid.steps[0]} to {grid.steps[-1]}"
         return {
             **task.configuration(),
-            **settings,
+            **_all_settings(activation, options, settings),
             "record": f"{steps} ({digest(grid.steps)[:16]})",
             "start": digest(*jax.tree.leaves((start, activation, task)))[:16],
             "state": [f"{leaf.dtype}{leaf.shape}" for leaf in jax.tree.leaves(state)],
         }
 
+    log = run_lanes(
+        activation,
+        options,
+        grid,
+        state,
+        compiled=compiled,
+        setting=setting,
+        mesh=mesh,
+        settings=settings,
+        checkpoints=Checkpoints(files, configuration),
+        block=block,
+        progress=progress,
+    )
+    single = settings["replicas"] is None
+    records, result = log.of_lane(0) if single else (log.records, log.result)
+    trajectory = trajectory_of(task, activation, options, grid, settings, records, result)
+    if log.failures and throw:
+        raise RunFailed(f"SGD: {'; '.join(log.failures)}; the records made before that are kept", trajectory)
+    return trajectory
+
+
+def run_lanes(
+    activation: Activation,
+    options: Options,
+    grid: RecordGrid,
+    state: Any,
+    *,
+    compiled: Compiled,
+    setting: Any,
+    mesh: Mesh | None,
+    settings: dict[str, Any],
+    checkpoints: Checkpoints,
+    block: int,
+    progress: bool,
+) -> Log:
+    """Runs `drive` for all lanes of the setting.
+
+    Args:
+        activation: at the start of any of them, for the shapes of what is trained.
+        options: as in `simulate`, like all others but `checkpoints`.
+        checkpoints: what `drive` takes.
+    """
+    heads, features = settings["heads"], settings["features"]
+    trained = {name: getattr(activation, name).shape for name in activation.trained}
     advance, measure = compiled
-    log = drive(
+    return drive(
         grid,
         state,
         advance=per_device(
@@ -303,39 +347,60 @@ def simulate(
             mesh, lambda own, state, step: measure(own, state, jnp.asarray(step), options.evaluation), setting
         ),
         shapes={"m": (heads, features), "r": (heads, heads), **trained, "loss": (), "loss_error": ()},
-        replicas=replicas or 1,
+        replicas=setting.lanes.key.size,
         block=block,
         batch=options.batch,
         progress=progress,
-        checkpoints=Checkpoints(files, configuration),
+        checkpoints=checkpoints,
     )
-    single = (lambda leaf: jnp.asarray(leaf[0])) if replicas is None else jnp.asarray
-    records = {name: single(values) for name, values in log.records.items()}
-    order = _unchecked_order(records["m"], records["r"])
-    recorded = _recorded(activation, records)
-    trajectory = Trajectory(
+
+
+def trajectory_of(
+    task: SingleLocation,
+    activation: Activation,
+    options: Options,
+    grid: RecordGrid,
+    settings: dict[str, Any],
+    records: dict[str, np.ndarray],
+    result: Any,
+) -> Trajectory:
+    """What was recorded, with its risk: of a single run, or of all replicas with a leading axis."""
+    values = {name: jnp.asarray(value) for name, value in records.items()}
+    order = _unchecked_order(values["m"], values["r"])
+    recorded = _recorded(activation, values)
+    return Trajectory(
         time=jnp.asarray(grid.times),
         order=order,
         activation=recorded,
         risk=recorded_risk(task, recorded, order),
-        loss=records["loss"],
-        loss_error=records["loss_error"],
-        result=single(log.result),
+        loss=values["loss"],
+        loss_error=values["loss_error"],
+        result=jnp.asarray(result, jnp.int32),
         task=task,
-        settings=settings,
+        settings=_all_settings(activation, options, settings),
     )
-    if log.failures and throw:
-        raise RunFailed(f"SGD: {'; '.join(log.failures)}; the records made before that are kept", trajectory)
-    return trajectory
 
 
-def _check_layer(task: Any, layer: Any) -> None:
-    instance("task", task, SingleLocation)
-    instance("layer", layer, MultiHeadAttention)
-    check_task(task, layer.features, "layer.features")
+def _all_settings(activation: Activation, options: Options, settings: dict[str, Any]) -> dict[str, Any]:
+    chosen = options._asdict()
+    key = chosen.pop("key")
+    return {
+        **settings,
+        **chosen,
+        "activation": activation.name,
+        "key": tuple(np.asarray(jax.random.key_data(key)).tolist()),
+        "key_impl": str(jax.random.key_impl(key)),
+    }
+
+
+def check_layer(task: Any, layer: Any, at: str = "") -> None:
+    """Refuses what `train` cannot start from; `at` ends the names, "s[1]" in sequences."""
+    instance(f"task{at}", task, SingleLocation)
+    instance(f"layer{at}", layer, MultiHeadAttention)
+    check_task(f"task{at}", task, layer.features, f"layer{at}.features")
     if layer.keys.ndim > 3 or layer.keys.shape[0] == 0:
-        raise invalid("layer.keys", "shape (H, D) or (replicas, H, D), none of them 0", layer.keys.shape)
-    check_trained("layer.activation", layer.activation)
+        raise invalid(f"layer{at}.keys", "shape (H, D) or (replicas, H, D), none of them 0", layer.keys.shape)
+    check_trained(f"layer{at}.activation", layer.activation)
 
 
 def _recorded(activation: Activation, records: dict[str, Array]) -> Activation:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sim import MultiHeadAttention, _chain, _sgd
+from sim._lanes import Lane, repeated
 from theory import OrderParameters, SingleLocation, Softmax, sign_flips
 
 TASK = SingleLocation(10, 1.0, sign_flips([2.0, 0, 0], [0, 2.5, 1.5]))
@@ -46,7 +47,8 @@ def full(dim, batch, replicas, loss, steps):
     rates = {"keys": jnp.asarray(ETA)}
     params, rest = eqx.partition(layer, _sgd.trained_leaves(layer, rates))
     plan = _sgd.Plan.make(TASK, layer, batch=batch, loss=loss)
-    setting = _sgd.Setting(rest, TASK, jax.random.split(jax.random.key(2), replicas), rates, plan)
+    lanes = Lane(jax.random.split(jax.random.key(2), replicas), *repeated((TASK, rest), replicas))
+    setting = _sgd.Setting(lanes, rates, plan)
     return _repeated(_sgd.advance, setting, params, steps)
 
 
@@ -56,8 +58,8 @@ def chain(dim, batch, replicas, loss, steps):
     heads = np.concatenate([np.asarray(order.m), _chain.factor(np.asarray(order.r_perp))], axis=-1)
     trained, rest = Softmax().split()
     rates = {name: jnp.asarray(ETA / dim, jnp.float64) for name in ("order", "bias", "scale")}
-    keys = jax.random.split(jax.random.key(1), replicas)
-    setting = _chain.Setting(rest, TASK, keys, jnp.asarray(dim, jnp.float64), rates, batch, loss)
+    lanes = Lane(jax.random.split(jax.random.key(1), replicas), *repeated((TASK, rest), replicas))
+    setting = _chain.Setting(lanes, jnp.asarray(dim, jnp.float64), rates, batch, loss)
     return _repeated(_chain.advance, setting, _chain.State(jnp.asarray(heads), trained), steps)
 
 

@@ -16,6 +16,7 @@ import pytest
 from riskless import without_risk
 
 from sim import MultiHeadAttention, draw_tokens, train, train_reduced
+from sim._lanes import Lane, repeated
 from sim._mesh import check_mesh, layout, placed
 from sim._sgd import Plan, Setting, advance, trained_leaves
 from theory import SingleLocation, Softmax, Softmax1, sign_flips
@@ -147,7 +148,7 @@ def test_each_device_draws_its_part(axis):
     memory = []
     for mesh in (None, mesh_of(2, axes=(axis,))):
         plan = Plan.make(TASK, layer, batch=8, loss="finite", mesh=mesh)
-        setting = placed(Setting(rest, TASK, KEY[None], rates, plan), plan.mesh)
+        setting = placed(Setting(Lane(KEY[None], *repeated((TASK, rest), 1)), rates, plan), plan.mesh)
         own = eqx.tree_at(lambda p: p.keys, params, placed(params.keys, plan.mesh, "replica", None, "dim"))
         analysis = advance.lower((setting, jnp.asarray(0), jnp.asarray(1)), own).compile().compiled.memory_analysis()
         memory.append(analysis.temp_size_in_bytes)

@@ -15,18 +15,19 @@ from scipy import stats
 
 from sim import MultiHeadAttention, draw_tokens, train, train_reduced
 from sim._chain import (
+    Sampler,
     Setting,
     State,
     _chi,
     _fresh_losses,
     _lower,
     _normals,
-    _sampler,
     advance,
     factor,
     least_dim,
     measure,
 )
+from sim._lanes import Lane, repeated
 from sim._sgd import loss_gradient, trained_leaves
 from theory import (
     BayesSoftmax,
@@ -76,7 +77,8 @@ def _setting(activation, keys, *, dim, batch, loss, step, task=TASK):
     rates = {"order": jnp.asarray(step, jnp.float64)} | {
         name: jnp.asarray(rate * step, jnp.float64) for name, rate in RATES.items()
     }
-    return Setting(activation.split()[1], task, keys, jnp.asarray(dim, jnp.float64), rates, batch, loss)
+    lanes = Lane(keys, *repeated((task, activation.split()[1]), keys.size))
+    return Setting(lanes, jnp.asarray(dim, jnp.float64), rates, batch, loss)
 
 
 def _state(activation, replicas):
@@ -172,8 +174,9 @@ def test_fresh_losses_have_their_law_in_full_dimensions(loss):
     """At D = 5, the smallest; false alarm 1e-3."""
     activation, dim, count = ACTIVATIONS["softmax"], 5, 20_000
     setting = _setting(activation, KEY[None], dim=dim, batch=1, loss=loss, step=0.1)
-    state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), _state(activation, 1))
-    ours = eqx.filter_jit(_fresh_losses)(setting, _sampler(TASK), state, KEY[None], count)[:, 0]
+    rest, state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), (setting.lanes.rest, _state(activation, 1)))
+    sampler = Sampler.of(setting.lanes.task)
+    ours = eqx.filter_jit(_fresh_losses)(setting, sampler, rest, state, KEY[None], count)[:, 0]
     keys = np.zeros((2, dim))
     keys[:, :2], keys[:, 2:4] = M, W
     layer = MultiHeadAttention(np.sqrt(dim) * keys, features=2, activation=activation)

@@ -15,6 +15,7 @@ import pytest
 import sim
 from sim import MultiHeadAttention, train
 from sim._driver import RecordGrid
+from sim._lanes import Lane, repeated
 from sim._sgd import (
     _FRESH,
     _TRAINING,
@@ -228,7 +229,7 @@ def test_memory_is_a_chunk_of_tokens(batch, replicas):
     rates = {"keys": jnp.asarray(1.0)}
     params, rest = eqx.partition(layer, trained_leaves(layer, rates))
     plan = Plan.make(task, layer, batch=batch, loss="finite")
-    setting = Setting(rest, task, jax.random.split(KEY, replicas), rates, plan)
+    setting = Setting(Lane(jax.random.split(KEY, replicas), *repeated((task, rest), replicas)), rates, plan)
     compiled = advance.lower((setting, jnp.asarray(0), jnp.asarray(1)), params).compile().compiled
     chunk, keys = 4 * 10**6, layer.keys.nbytes
     assert compiled.memory_analysis().temp_size_in_bytes < 1.5 * (chunk + keys)
