@@ -51,13 +51,18 @@ _CHUNK = 4096  # points whose γ are held at once
 
 class Grid(NamedTuple):
     """Nodes and accuracy: tail mass, log of the inverse weight at which points end, nodes in u, points (a count per
-    principal axis, or a number of Sobol points) and the seed of the latter."""
+    principal axis, or a number of Sobol points), the seed of the latter, and the points themselves once laid out."""
 
     tail: float
     log_tail: float
     nodes: int
     points: tuple[int, ...] | int
     seed: int = 0
+    laid: Any = None
+
+    def laid_out(self, points: Any) -> "Grid":
+        """This grid with its points as arrays: where they end may then differ between calls of compiled code."""
+        return self._replace(log_tail=0.0, seed=0, laid=points)
 
 
 class Window(NamedTuple):
@@ -192,6 +197,8 @@ def layout(counts: tuple[int, ...], log_tail: float) -> tuple[int, ...] | int:
 
 def standard_points(grid: Grid, axes: int, owner: str) -> Points:
     """The grid's points in so many dimensions: the product of its counts (one per `owner`), or Sobol points."""
+    if grid.laid is not None:
+        return grid.laid
     if isinstance(grid.points, tuple):
         if len(grid.points) != axes:
             raise invalid("points", f"one count per {owner} ({axes})", grid.points)
@@ -202,6 +209,8 @@ def standard_points(grid: Grid, axes: int, owner: str) -> Points:
 
 def points_of(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     """Points for ℓ≠ε, and for token ε with a leading axis: one set for all components, or one for each."""
+    if grid.laid is not None:
+        return grid.laid
     noise = standard_points(grid, heads, "head")
     if isinstance(grid.points, tuple):
         return noise, Points(noise.z[None], noise.weight[None])
@@ -269,6 +278,13 @@ def refined(grid: Grid) -> Grid:
     return grid._replace(
         tail=grid.tail / 100, log_tail=grid.log_tail + 4.6, nodes=half_again(grid.nodes), points=points
     )
+
+
+def rescrambled(grid: Grid, others: int, sets: int) -> tuple[Grid, ...]:
+    """Further grids with Sobol points of their own, each of several sets; none for a product of rules."""
+    if isinstance(grid.points, tuple):
+        return ()
+    return tuple(grid._replace(seed=sets * (i + 1)) for i in range(others))
 
 
 def joint_risk(scores: Scores, biases: Float[Array, " H"], grid: Grid) -> Float[Array, ""]:

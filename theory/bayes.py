@@ -7,6 +7,7 @@ token ε and of another, so averages over token ε are averages over the noise, 
     E_Bayes = (L−1) ∫ du e^{−u} (E G(u+s))² φ(u)^{L−2},   s = log w(u), u ~ N(0, I_F), φ = E g(u+s).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
-from theory._nodes import EDGE, bent_nodes
+from theory._each import each, finite, row
+from theory._nodes import EDGE, Points, bent_nodes
 from theory.activation import BayesSoftmax
-from theory.fit import points_grid
+from theory.fit import fit_points, log_rare, of_one_length, points_grid
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
 from theory.risk import GUARD, SCRAMBLES, refused_if
@@ -62,15 +64,30 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
         if not is_concrete(task) and method.points is None:
             spread = _spreads(task, _joint.log_tail_at(GUARD))
             value = refused_if(value, _joint.too_sharp(spread, grid, GUARD))
-        error = jnp.abs(value - other)
-        if with_error:
-            error = error + jnp.abs(value - _integrated(task, _joint.refined(grid))[0])
-            if not isinstance(grid.points, tuple):
-                more = [_integrated(task, grid._replace(seed=i + 1))[0] for i in range(SCRAMBLES)]
-                error = error + jnp.std(jnp.stack([value, *more]), ddof=1)
+        error = _refinement(task, _checking(grid), (value, other)) if with_error else None
     else:
         raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
     return (value, error) if with_error else value
+
+
+def each_bayes_risk(
+    tasks: SingleLocation, method: Method | None = None
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """Bayes risks and errors of many tasks (NumPy arrays with a leading axis), counts fitted to the hardest of them.
+
+    NaN where a number is not finite.
+    """
+    method = Quadrature(1e-6) if method is None else method
+    found = np.full((2, len(tasks.snr)), np.nan)
+    for fitted, own in _fit_each(method, tasks, finite(tasks)):
+        for chosen in of_one_length(tasks, own):
+            if isinstance(fitted, MonteCarlo):
+                evaluate, shared = _sampled_at, (int(tasks.length[chosen][0]), fitted)
+            else:
+                grid = _grid(row(tasks, np.flatnonzero(chosen)[0]), fitted)
+                evaluate, shared = _risk_on, tuple(_with_points(grid, tasks) for grid in (grid, *_checking(grid)))
+            found = np.where(chosen, each(evaluate, tasks, chosen, shared), found)
+    return found[0], found[1]
 
 
 def fitted_to_bayes(task: SingleLocation, tolerance: float = 1e-6) -> Quadrature:
@@ -147,13 +164,67 @@ def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
     )
 
 
+def _fit_each(
+    method: Method, tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]
+) -> list[tuple[Method, Bool[np.ndarray, " N"]]]:
+    """`fit_each` for the Bayes risk."""
+    if not isinstance(method, Quadrature) or method.nodes is not None:
+        return [(method, chosen)]
+
+    def need(grid: _joint.Grid, own: np.ndarray) -> np.ndarray:
+        return each(_need_at, tasks, own, _with_points(grid, tasks, _joint.padded))
+
+    log_tails = log_rare(method.tail, tasks.length)
+    spreads = each(_spreads_at, (tasks, log_tails), chosen, None)
+    return fit_points(method, tasks, chosen, spreads=spreads, need=need)
+
+
+def _with_points(
+    grid: _joint.Grid, tasks: SingleLocation, changed: Callable[[Points], Points] = lambda p: p
+) -> _joint.Grid:
+    """The grid with its points, so that compiled code serves every length."""
+    points = _joint.standard_points(grid, row(tasks, 0).features, "feature")
+    return grid.laid_out(jax.tree.map(jnp.asarray, changed(points)))
+
+
+def _need_at(task: SingleLocation, grid: _joint.Grid) -> Array:
+    return _need(task, grid)
+
+
+def _spreads_at(point: tuple[SingleLocation, Array], shared: None) -> Array:
+    return _spreads(*point)
+
+
+def _risk_on(task: SingleLocation, grids: tuple[_joint.Grid, ...]) -> tuple[Array, Array]:
+    """The risk on the first grid, and its error by the others."""
+    both = _integrated(task, grids[0])
+    return both[0], _refinement(task, grids[1:], both)
+
+
+def _sampled_at(task: SingleLocation, shared: tuple[int, MonteCarlo]) -> tuple[Array, Array]:
+    return _sampled(task, *shared)
+
+
+def _checking(grid: _joint.Grid) -> tuple[_joint.Grid, ...]:
+    """Grids that tell how far the risk on this one may be off: a finer one, other scrambles."""
+    return _joint.refined(grid), *_joint.rescrambled(grid, SCRAMBLES, 1)
+
+
+def _refinement(task: SingleLocation, checking: tuple[_joint.Grid, ...], both: tuple[Array, Array]) -> Array:
+    """How far the risk may be off: by its two forms, and the grids that check its own."""
+    value, other = both
+    refined, *more = [_integrated(task, grid)[0] for grid in checking]
+    error = jnp.abs(value - other) + jnp.abs(value - refined)
+    return error + jnp.std(jnp.stack([value, *more]), ddof=1) if more else error
+
+
 @eqx.filter_jit
 def _need(task: SingleLocation, grid: _joint.Grid) -> Float[Array, ""]:
     return _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), grid.tail)
 
 
 @eqx.filter_jit
-def _spreads(task: SingleLocation, log_tail: float) -> Float[Array, " F"]:
+def _spreads(task: SingleLocation, log_tail: float | Array) -> Float[Array, " F"]:
     """Slopes of log w along the axes; a Gaussian component's grows with u, to where sharpness still counts."""
     axes, ratio = _axes(task), _Ratio.of(task)
     identity = jnp.eye(task.features)

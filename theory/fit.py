@@ -1,19 +1,20 @@
 """Node counts that states need, for both exact engines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from theory import _heads, _joint
 from theory._checks import invalid, is_concrete
-from theory._nodes import Points, axis_count, rounded_count
+from theory._each import each, row
+from theory._nodes import Points, axis_count, rounded_count, tensor_size
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
-from theory.method import Quadrature
+from theory.method import Method, Quadrature
 from theory.order import OrderParameters
 from theory.scores import Scores
 from theory.task import SingleLocation
@@ -21,6 +22,8 @@ from theory.task import SingleLocation
 # Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
 _TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, TRACED_LENGTH = 64, 80, 16, 1000
 MOST_NODES = 2048
+_MOST_NEEDED = 0.9 * MOST_NODES  # of what is then rounded up
+_SOBOL = 99  # tier of those for which a product of rules is too large
 _ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
 
 
@@ -30,6 +33,9 @@ class TooWide(ValueError):
 
 # trained leaves of an activation and order parameters that belong together
 State = tuple[Activation, OrderParameters]
+# task, activation and order parameters of a point, or of several (NumPy arrays with a leading axis)
+Model = tuple[SingleLocation, Activation, OrderParameters]
+Grid = _heads.Grid | _joint.Grid
 # law of the scores, and the heads' form or (one normalizer) biases
 Law = tuple[Scores, Any]
 
@@ -52,7 +58,7 @@ def fit(method: Quadrature, task: SingleLocation, rest: Activation, states: Stat
     return Quadrature(method.tolerance, grid.nodes, grid.frequencies)
 
 
-def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid | _joint.Grid:
+def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Grid:
     """The grid of the exact engine that the activation has."""
     if isinstance(rest, HeadNormalized):
         return head_grid(method, task, rest, states)
@@ -76,14 +82,6 @@ def _laws(task: SingleLocation, rest: Activation, states: State) -> Law:
     return eqx.filter_vmap(one, out_axes=eqx.if_array(0))(states)
 
 
-def nodes_needed(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> Float[Array, " N"]:
-    """The largest count that each state needs in one integration variable."""
-    laws = _laws(task, rest, states)
-    if isinstance(rest, BayesSoftmax):
-        return _joint_need(laws, _laid_out(method, _log_rare(method, task), _spreads(laws[0]).max(0)))
-    return jnp.maximum(*_heads_need(laws, jnp.asarray(method.tail)))
-
-
 def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states: State) -> _heads.Grid:
     """The grid for heads normalized each on its own."""
     _check_rounding(method, task)
@@ -96,10 +94,7 @@ def head_grid(method: Quadrature, task: SingleLocation, rest: Activation, states
     nodes, frequencies = _heads_need(_laws(task, rest, states), jnp.asarray(method.tail))
     grid = _heads.Grid(method.tail, *_heads.rounded_counts(float(nodes.max()), float(frequencies.max())))
     if max(grid.nodes, grid.frequencies) > MOST_NODES:
-        raise _too_wide(
-            f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
-            f"{method.tolerance}, which needs {max(grid.nodes, grid.frequencies)}",
-        )
+        raise too_wide(method.tolerance, max(grid.nodes, grid.frequencies))
     return grid
 
 
@@ -136,32 +131,23 @@ def points_grid(
     _check_rounding(method, task)
     if method.frequencies is not None:
         raise invalid("method", f"points in place of frequencies for {owner}", method)
-    log_tail = _log_rare(method, task)
+    log_tail = float(log_rare(method.tail, int(task.length) if is_concrete(task.length) else TRACED_LENGTH))
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
     if traced is not None:
         nodes, counts = traced
         return _joint.Grid(method.tail, log_tail, nodes, _joint.layout(counts, log_tail))
-    grid = _laid_out(method, log_tail, spreads(log_tail))
+    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(spreads(log_tail)))
+    grid = _joint.Grid(method.tail, log_tail, 4, _joint.layout(counts, log_tail))
     needed = float(need(grid))
     if not needed <= MOST_NODES:
-        raise _too_wide(
-            f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)",
-            f"{method.tolerance}, which needs {needed:.0f}",
-        )
+        raise too_wide(method.tolerance, f"{needed:.0f}")
     return grid._replace(nodes=rounded_count(needed + 6))
 
 
-def _log_rare(method: Quadrature, task: SingleLocation) -> float:
+def log_rare(tail: float, length: Any) -> Any:
     """Log of the inverse weight at which points may end: rare among all tokens."""
-    length = int(task.length) if is_concrete(task.length) else TRACED_LENGTH
-    return float(np.log((length - 1) / (5 * method.tail)))
-
-
-def _laid_out(method: Quadrature, log_tail: float, spreads: Array) -> _joint.Grid:
-    """Points for these spreads; nodes are yet to be counted."""
-    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(spreads))
-    return _joint.Grid(method.tail, log_tail, 4, _joint.layout(counts, log_tail))
+    return np.log((length - 1) / (5 * tail))
 
 
 @eqx.filter_jit
@@ -186,8 +172,117 @@ def _need_on(laws: Law, points: tuple[Points, Points], tail: Array) -> Float[Arr
     return jax.lax.map(one, arrays)
 
 
-def _too_wide(expected: str, got: str) -> TooWide:
-    return TooWide(str(invalid("tolerance", expected, got)))
+def fit_each(
+    method: Method, models: Model, chosen: Bool[np.ndarray, " N"]
+) -> list[tuple[Method, Bool[np.ndarray, " N"]]]:
+    """`method` with counts for the hardest of the chosen models, and which it integrates.
+
+    Those whose scores spread too widely for the most nodes are left out. Averages over points cost in proportion to
+    their number: models that need up to 8, 64, 512, … have a method each, and so have those that take Sobol points.
+    """
+    if not isinstance(method, Quadrature) or method.nodes is not None:
+        return [(method, chosen)]
+    if isinstance(models[1], HeadNormalized):
+        _check_rounding(method, _longest(models[0], chosen))
+        needed = np.stack(each(_heads_needed_at, models, chosen, jnp.asarray(method.tail)))
+        own = needed.max(0) <= _MOST_NEEDED
+        if not own.any():
+            return []
+        nodes, frequencies = _heads.rounded_counts(*needed[:, own].max(1))
+        return [(Quadrature(method.tolerance, nodes, frequencies), own)]
+
+    def need(grid: _joint.Grid, own: np.ndarray) -> np.ndarray:
+        points = jax.tree.map(jnp.asarray, _joint.padded(_points_at(grid, models)))
+        return each(_joint_needed_at, models, own, (points, jnp.asarray(grid.tail)))
+
+    return fit_points(method, models[0], chosen, spreads=each(_spreads_at, models, chosen, None), need=need)
+
+
+def fit_points(
+    method: Quadrature,
+    tasks: SingleLocation,
+    chosen: Bool[np.ndarray, " N"],
+    *,
+    spreads: Float[np.ndarray, "N A"],
+    need: Callable[[_joint.Grid, np.ndarray], np.ndarray],
+) -> list[tuple[Method, Bool[np.ndarray, " N"]]]:
+    """`fit_each` for averages over one token's Gaussian vector: as `points_grid`, where `need` says how many nodes the
+    chosen points, which have the same length, need on a grid."""
+    _check_rounding(method, _longest(tasks, chosen))
+    chosen = chosen & np.isfinite(spreads).all(1)
+    log_tails = log_rare(method.tail, tasks.length)
+    counts, tier = np.ones(spreads.shape, int), np.zeros(chosen.shape, int)
+    for i in np.flatnonzero(chosen):
+        counts[i] = [axis_count(spread, log_tails[i]) for spread in spreads[i]]
+        size = tensor_size(tuple(counts[i]), log_tails[i])
+        tier[i] = np.ceil(np.log2(size) / 3) if size <= _joint.MOST_POINTS else _SOBOL
+    found = []
+    for each_tier in np.unique(tier[chosen]):
+        own = chosen & (tier == each_tier)
+        points = _joint.layout(tuple(int(count) for count in counts[own].max(0)), log_tails[own].max())
+        needed = np.full(own.shape, np.nan)
+        for same in of_one_length(tasks, own):
+            grid = _joint.Grid(method.tail, float(log_tails[same][0]), 4, points)
+            needed = np.where(same, need(grid, same), needed)
+        own = needed <= _MOST_NEEDED
+        if own.any():
+            found.append((Quadrature(method.tolerance, rounded_count(needed[own].max() + 6), points=points), own))
+    return found
+
+
+def of_one_length(tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]) -> Iterator[Bool[np.ndarray, " N"]]:
+    """The chosen tasks, those of each length by themselves."""
+    for length in np.unique(tasks.length[chosen]):
+        yield chosen & (tasks.length == length)
+
+
+def apart(method: Method, models: Model, chosen: Bool[np.ndarray, " N"]) -> Iterator[Bool[np.ndarray, " N"]]:
+    """The chosen models in parts that share a grid, or samples: of one length unless heads are normalized each on its
+    own."""
+    if isinstance(method, Quadrature) and isinstance(models[1], HeadNormalized):
+        return iter([chosen] if chosen.any() else [])
+    return of_one_length(models[0], chosen)
+
+
+def grid_at(method: Quadrature, models: Model, chosen: Bool[np.ndarray, " N"]) -> Grid:
+    """The grid, by a method with counts, of a part of the models that shares one."""
+    task, activation, order = row(models, np.flatnonzero(chosen)[0])
+    return grid_for(method, task, activation, (activation, order))
+
+
+def laid_out(grid: Grid, models: Model) -> Grid:
+    """The grid with its points, so that compiled code serves every length."""
+    return grid if isinstance(grid, _heads.Grid) else grid.laid_out(jax.tree.map(jnp.asarray, _points_at(grid, models)))
+
+
+def _points_at(grid: _joint.Grid, models: Model) -> tuple[Points, Points]:
+    task, _, order = row(models, 0)
+    return _joint.points_of(grid, order.heads, task.prior.components)
+
+
+def _heads_needed_at(model: Model, tail: Array) -> tuple[Array, Array]:
+    scores, form = law_of(*model)
+    return _heads.needed(scores, form.sink, tail)
+
+
+def _spreads_at(model: Model, shared: None) -> Array:
+    return _joint.spreads(law_of(*model)[0])
+
+
+def _joint_needed_at(model: Model, shared: tuple[tuple[Points, Points], Array]) -> Array:
+    scores, biases = law_of(*model)
+    return _joint.needed(scores, biases, *shared)
+
+
+def _longest(tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]) -> SingleLocation:
+    """One of the longest chosen tasks."""
+    return row(tasks, np.argmax(np.where(chosen, tasks.length, 0)))
+
+
+def too_wide(tolerance: float, needed: Any) -> TooWide:
+    """What is raised where the most nodes allowed are not enough."""
+    expected = f"one that this state reaches with at most {MOST_NODES} nodes (loosen it, or use MonteCarlo)"
+    return TooWide(str(invalid("tolerance", expected, f"{tolerance}, which needs {needed}")))
 
 
 def _check_rounding(method: Quadrature, task: SingleLocation) -> None:

@@ -9,16 +9,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
 from theory._checks import invalid, is_concrete, non_negative, times_array, whole
+from theory._each import copied, finite
 from theory._montecarlo import root
 from theory._nodes import normal_points
 from theory.activation import Activation, BayesSoftmax
 from theory.corrector import gradient_covariance
-from theory.fit import State, fit, repeated
-from theory.method import Method, Quadrature, default_method
+from theory.fit import Grid, Model, State, apart, fit_each, grid_at, laid_out, too_wide
+from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.risk import check_model, evaluate_risk, recorded_risk
 from theory.scores import score_law
@@ -102,43 +103,21 @@ def gradient_flow(
     check_model(task, activation, order)
     if not is_concrete(task, activation, order, times, step_size):
         raise invalid("task, order, times", "known numbers: gradient_flow is driven from Python, not jitted", "tracers")
-    times = times_array("times", times)
     step_size = float(non_negative("step_size", step_size, 0))
-    if not (isinstance(tolerance, (float, int)) and 1e-13 <= tolerance <= 1e-1):
-        raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 0.1", repr(tolerance))
-    whole("corrector_points", corrector_points, 2)
     if order.m.ndim not in (2, 3):
         raise invalid("order", "m of shape (H, F) or (replica, H, F)", f"m of shape {order.m.shape}")
     single = order.m.ndim == 2
     starts = jax.tree.map(lambda leaf: leaf[None], order) if single else order
-    trained, rest = activation.split()
-    start: State = (repeated(trained, (starts.m.shape[0],)), starts)
-    rates = {"bias": non_negative("bias_rate", bias_rate, 0), "scale": non_negative("scale_rate", scale_rate, 0)}
-    points = None
-    if step_size > 0:
-        points = jnp.asarray(normal_points(corrector_points, int(task.length), order.heads, seed=0))
-    if method is None:
-        method = default_method(activation, 1e-4 if isinstance(activation, BayesSoftmax) else 1e-7)
-    flow = _Flow(task, rest, {**rates, "step_size": jnp.asarray(step_size)}, points)
-    solve = partial(_solve_all, flow, start, times, progress=progress)
-    if isinstance(method, Quadrature) and method.nodes is None:
-        rough = fit(Quadrature(max(1e-4, method.tolerance)), task, rest, start)
-        # once roughly, to see how far the scores will spread
-        states, _ = _solve_all(flow, start, times, rough, max(tolerance, 1e-3), progress=False)
-        fitted = _hardest(method, task, rest, states, rough)
-        while True:
-            states, codes = solve(fitted, tolerance)
-            wider = _hardest(method, task, rest, states, fitted)
-            if wider == fitted:
-                break
-            fitted = wider
-    else:
-        fitted = method
-        states, codes = solve(fitted, tolerance)
-
+    method = flow_method(activation) if method is None else method
+    replicas, rest = starts.m.shape[0], activation.split()[1]
+    run = Run(times, bias_rate, scale_rate, method, tolerance, corrector_points)
+    models = (*copied((task, activation), replicas), jax.tree.map(np.asarray, starts))
+    states, codes, within = run.solved(models, np.full(replicas, step_size), progress=progress)
+    if not within.all():
+        raise too_wide(method.tolerance, "more")
     recorded = eqx.combine(states[0], rest)
     trajectory = Trajectory(
-        time=jnp.asarray(times),
+        time=jnp.asarray(run.times),
         order=states[1],
         activation=recorded,
         risk=recorded_risk(task, recorded, states[1], method),
@@ -146,17 +125,7 @@ def gradient_flow(
         loss_error=None,
         result=codes,
         task=task,
-        settings={
-            "source": "gradient_flow",
-            "activation": activation.name,
-            "heads": order.heads,
-            "step_size": step_size,
-            "bias_rate": float(rates["bias"]),
-            "scale_rate": float(rates["scale"]),
-            "method": repr(method),
-            "tolerance": tolerance,
-            "corrector_points": corrector_points if step_size > 0 else 0,
-        },
+        settings=run.settings(activation, order.heads, step_size),
     )
     trajectory = trajectory[0] if single else trajectory
     failed = np.flatnonzero(np.asarray(codes))
@@ -164,22 +133,96 @@ def gradient_flow(
         reached = np.isfinite(np.asarray(states[1].m[failed[0]])).all((-1, -2))
         raise RunFailed(
             f"gradient_flow: {failed.size} of {len(codes)} runs did not reach their end; replica {failed[0]}: "
-            f"{Result(int(codes[failed[0]])).message} after τ = {times[reached][-1] if reached.any() else 0.0:g}. "
+            f"{Result(int(codes[failed[0]])).message} after τ = {run.times[reached][-1] if reached.any() else 0.0:g}. "
             "The records up to there are in `.trajectory` of this error (throw=False returns them).",
             trajectory,
         )
     return trajectory
 
 
+def flow_method(activation: Activation) -> Method:
+    """How flows integrate unless they are told."""
+    return default_method(activation, 1e-4 if isinstance(activation, BayesSoftmax) else 1e-7)
+
+
+class Run:
+    """Options of the flow, checked, and the solution for any number of models by code compiled once."""
+
+    def __init__(
+        self,
+        times: Any,
+        bias_rate: float,
+        scale_rate: float,
+        method: Method,
+        tolerance: float,
+        corrector_points: int,
+    ):
+        self.times, self.method = times_array("times", times), method
+        if not (isinstance(tolerance, (float, int)) and 1e-13 <= tolerance <= 1e-1):
+            raise invalid("tolerance", "a number from 1e-13 (float64 reaches no further) to 0.1", repr(tolerance))
+        self.tolerance, self.corrector_points = tolerance, whole("corrector_points", corrector_points, 2)
+        self.bias_rate = float(non_negative("bias_rate", bias_rate, 0))
+        self.scale_rate = float(non_negative("scale_rate", scale_rate, 0))
+
+    def settings(self, activation: Activation, heads: int, step_size: float) -> dict[str, Any]:
+        """How a flow was made, for its trajectory."""
+        return {
+            "source": "gradient_flow",
+            "activation": activation.name,
+            "heads": heads,
+            "step_size": step_size,
+            "bias_rate": self.bias_rate,
+            "scale_rate": self.scale_rate,
+            "method": repr(self.method),
+            "tolerance": self.tolerance,
+            "corrector_points": self.corrector_points if step_size > 0 else 0,
+        }
+
+    def solved(
+        self, models: Model, step_sizes: Float[np.ndarray, " N"], *, progress: bool, group: int = _TOGETHER
+    ) -> tuple[State, Int[Array, " N"], Bool[np.ndarray, " N"]]:
+        """States (model, time, ...) of the flows from these models, their result codes, and which can be integrated
+        with the nodes allowed: the others are NaN. Nodes are fitted to the hardest recorded state of all."""
+        task, activation, order = models
+        trained, rest = activation.split()
+        chosen = finite((models, step_sizes))
+        rates = {"bias": self.bias_rate, "scale": self.scale_rate}
+        flow = _Flow(task, rest, {**copied(rates, chosen.size), "step_size": step_sizes}, None)
+        if (step_sizes > 0).any():
+            points = normal_points(self.corrector_points, int(task.length[0]), order.heads, seed=0)
+            flow = eqx.tree_at(lambda f: f.points, flow, jnp.asarray(points), is_leaf=lambda leaf: leaf is None)
+        start: State = (trained, order)
+        solve = partial(_solve_all, flow, start, self.times, group=min(group, chosen.size))
+        method = self.method
+        if not (isinstance(method, Quadrature) and method.nodes is None):
+            return *solve(chosen, method, self.tolerance, progress=progress), chosen
+        begin = jax.tree.map(lambda leaf: leaf[:, None], start)
+        rough, within = _hardest(Quadrature(max(1e-4, method.tolerance)), flow, begin, chosen)
+        chosen &= within
+        # once roughly, to see how far the scores will spread
+        states, _ = solve(chosen, rough, max(self.tolerance, 1e-3), progress=False)
+        fitted, within = _hardest(method, flow, states, chosen, rough)
+        while True:
+            chosen &= within
+            states, codes = solve(chosen, fitted, self.tolerance, progress=progress)
+            wider, within = _hardest(method, flow, states, chosen, fitted)
+            if wider == fitted and within[chosen].all():
+                return states, codes, chosen
+            fitted = wider
+
+
 class _Flow(eqx.Module):
-    """The right-hand side of the flow; its numbers are traced, so that changing one never recompiles."""
+    """The right-hand side of the flow; its numbers are traced, so that changing one never recompiles.
+
+    For several flows at once all but the points have a leading axis.
+    """
 
     task: SingleLocation
     rest: Activation  # what is not trained
-    rates: dict[str, Array]  # κ of each trained leaf by its name, and η/B as "step_size"
+    rates: dict[str, Any]  # κ of each trained leaf by its name, and η/B as "step_size"
     points: Float[Array, "L H N"] | None  # of the corrector; None for gradient flow
 
-    def slopes(self, state: State, method: Method) -> State:
+    def slopes(self, state: State, method: Method | Grid) -> State:
         """−∂E in the trained leaves (times κ), dm/dτ = −∂E/∂m − 2(∂E/∂r)m, and in place of r −∂E/∂r."""
 
         def risk(state: State) -> Array:
@@ -232,22 +275,25 @@ def _solve(
     m: Array,
     r_perp: Array,
     times: Array,
-    method: Method,
+    method: MonteCarlo | Grid,
     tolerance: Array,
     meter: dfx.AbstractProgressMeter,
 ) -> tuple[Activation, Array, Array, Array]:
     """Trained leaves (R, T, ...), m (R, T, H, F), r_⊥ (R, T, H, H) and result codes (R,) of a batch of starts."""
     corrected = flow.points is not None
+    several, fixed = eqx.partition((flow.task, flow.rest, flow.rates), eqx.is_array)
 
-    def field(t: Any, y: Any, args: Any) -> Any:
-        del t, args
-        trained, m, second = y  # W without corrector, r_⊥ with it
-        r_perp = second if corrected else second @ second.T
-        state = (trained, OrderParameters(m, m @ m.T + r_perp))
-        moved, slope = flow.slopes(state, method)
-        return moved, slope.m, flow.perpendicular(state, slope.r) if corrected else 2 * slope.r @ second
+    def one(own: Any, trained: Activation, m: Array, r_perp: Array) -> tuple[Activation, Array, Array, Array]:
+        single = _Flow(*eqx.combine(own, fixed), flow.points)
 
-    def one(trained: Activation, m: Array, r_perp: Array) -> tuple[Activation, Array, Array, Array]:
+        def field(t: Any, y: Any, args: Any) -> Any:
+            del t, args
+            trained, m, second = y  # W without corrector, r_⊥ with it
+            r_perp = second if corrected else second @ second.T
+            state = (trained, OrderParameters(m, m @ m.T + r_perp))
+            moved, slope = single.slopes(state, method)
+            return moved, slope.m, single.perpendicular(state, slope.r) if corrected else 2 * slope.r @ second
+
         solution = dfx.diffeqsolve(
             dfx.ODETerm(field),
             dfx.Tsit5(),
@@ -273,25 +319,54 @@ def _solve(
         )
         return *known, code.astype(jnp.int32)
 
-    return jax.vmap(one)(trained, m, r_perp)
+    return jax.vmap(one)(several, trained, m, r_perp)
 
 
 def _solve_all(
-    flow: _Flow, start: State, times: np.ndarray, method: Method, tolerance: float, *, progress: bool
+    flow: _Flow,
+    start: State,
+    times: np.ndarray,
+    chosen: Bool[np.ndarray, " N"],
+    method: Method,
+    tolerance: float,
+    *,
+    progress: bool,
+    group: int,
 ) -> tuple[State, Array]:
-    """All replicas in groups of one compiled size; records with leading axes (replica, time)."""
+    """The chosen flows in groups of one compiled size; records with leading axes (flow, time), NaN of the others."""
     trained, order = start
-    replicas = order.m.shape[0]
     if times[-1] == 0:
-        return jax.tree.map(lambda leaf: leaf[:, None], start), jnp.zeros(replicas, jnp.int32)
-    group = min(_TOGETHER, replicas)
+        records = jax.tree.map(lambda leaf: jnp.where(_beside(chosen, leaf), leaf, jnp.nan)[:, None], start)
+        return records, jnp.where(chosen, Result.successful, Result.diverged).astype(jnp.int32)
     meter = _Meter() if progress else dfx.NoProgressMeter()
-    collected = []
-    for first in range(0, replicas, group):
-        index = np.minimum(np.arange(first, first + group), replicas - 1)  # the last group is filled up
-        own, m, r_perp = jax.tree.map(lambda leaf: leaf[index], (trained, order.m, order.r_perp))  # noqa: B023
-        collected.append(_solve(flow, own, m, r_perp, jnp.asarray(times), method, jnp.asarray(tolerance), meter))
-    moved, m, r_perp, codes = jax.tree.map(lambda *parts: jnp.concatenate(parts)[:replicas], *collected)
+    begin = (trained, order.m, np.asarray(order.r_perp))
+    rows, parts = [], []
+    for part in _apart(flow, start, chosen, method):
+        own, evaluation = _prepared(flow, start, part, method)
+        index = np.flatnonzero(part)
+        for first in range(0, index.size, group):
+            filled = index[np.minimum(np.arange(first, first + group), index.size - 1)]  # the last group is filled up
+            lanes, starts = jax.tree.map(
+                lambda leaf: jnp.asarray(leaf[filled]),  # noqa: B023
+                ((own.task, own.rest, own.rates), begin),
+            )
+            solution = _solve(
+                _Flow(*lanes, own.points), *starts, jnp.asarray(times), evaluation, jnp.asarray(tolerance), meter
+            )
+            rows.append(index[first : first + group])
+            parts.append(solution)
+
+    def placed(nothing: Any, like: Any, *found: Array) -> Array:
+        whole = np.full((chosen.size, *like), nothing)
+        for own, values in zip(rows, found, strict=True):
+            whole[own] = np.asarray(values)[: own.size]
+        return jnp.asarray(whole)
+
+    records = jax.tree.map(
+        lambda leaf, *found: placed(np.nan, (times.size, *leaf.shape[1:]), *found), begin, *(p[:3] for p in parts)
+    )
+    codes = placed(np.int32(Result.diverged), (), *(p[3] for p in parts))
+    moved, m, r_perp = records
     # a solver keeps r_⊥ positive semi-definite to its tolerance only: put what is recorded back on the cone
     known = jnp.isfinite(r_perp)
     factor = root(jnp.where(known, r_perp, 0.0))
@@ -300,11 +375,47 @@ def _solve_all(
     return (moved, eqx.tree_at(lambda o: (o.m, o.r), order, (m, m @ jnp.swapaxes(m, -1, -2) + r_perp))), codes
 
 
+def _apart(flow: _Flow, start: State, chosen: Bool[np.ndarray, " N"], method: Method) -> list[Bool[np.ndarray, " N"]]:
+    """The chosen flows in parts that share compiled code: with one grid, and with or without corrector."""
+    models = (flow.task, eqx.combine(start[0], flow.rest), start[1])
+    corrected = flow.rates["step_size"] > 0
+    both = (chosen & corrected, chosen & ~corrected)
+    return [part for each in both for part in apart(method, models, each)]
+
+
+def _prepared(
+    flow: _Flow, start: State, part: Bool[np.ndarray, " N"], method: Method
+) -> tuple[_Flow, MonteCarlo | Grid]:
+    """The flow and the grid or samples of a part."""
+    first = np.flatnonzero(part)[0]
+    if flow.rates["step_size"][first] == 0:
+        flow = _Flow(flow.task, flow.rest, flow.rates, None)
+    if isinstance(method, MonteCarlo):
+        return eqx.tree_at(lambda f: f.task.length, flow, int(flow.task.length[first])), method
+    models = (flow.task, eqx.combine(start[0], flow.rest), start[1])
+    return flow, laid_out(grid_at(method, models, part), models)
+
+
 def _hardest(
-    method: Quadrature, task: SingleLocation, rest: Activation, states: State, least: Quadrature
-) -> Quadrature:
-    """`method` with the nodes that the hardest state (as far as known) needs, and no fewer than `least`."""
-    known = np.isfinite(np.asarray(states[1].r)).all((-1, -2))
-    if not known.any():
-        return least
-    return fit(method, task, rest, jax.tree.map(lambda leaf: leaf[known], states)).at_least(least)
+    method: Quadrature,
+    flow: _Flow,
+    states: State,
+    chosen: Bool[np.ndarray, " N"],
+    least: Quadrature | None = None,
+) -> tuple[Quadrature, Bool[np.ndarray, " N"]]:
+    """`method` with the nodes that the hardest of the recorded states needs, and no fewer than `least`; and which flows
+    have no state that needs too many."""
+    records = states[1].m.shape[1]
+    trained, order = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), states)
+    task, rest = jax.tree.map(lambda leaf: np.repeat(leaf, records, axis=0), (flow.task, flow.rest))
+    models = (task, eqx.combine(trained, rest), order)
+    known = finite(models) & np.repeat(chosen, records)
+    fits = fit_each(method, models, known) if known.any() else []
+    integrated = np.any([~known, *(own for _, own in fits)], axis=0)
+    for each in [fitted for fitted, _ in fits] + ([] if least is None else [least]):
+        method = method.at_least(each)
+    return method, integrated.reshape(-1, records).all(1)
+
+
+def _beside(chosen: np.ndarray, leaf: Any) -> np.ndarray:
+    return chosen.reshape(-1, *[1] * (leaf.ndim - 1))

@@ -10,8 +10,21 @@ from jaxtyping import Array, Float
 
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
+from theory._each import copied, each, finite
 from theory.activation import Activation
-from theory.fit import MOST_NODES, Law, State, fit, flat, grid_for, law_of, nodes_needed
+from theory.fit import (
+    Grid,
+    Law,
+    Model,
+    State,
+    apart,
+    fit_each,
+    flat,
+    grid_at,
+    grid_for,
+    laid_out,
+    law_of,
+)
 from theory.method import Method, MonteCarlo, Quadrature, default_method
 from theory.order import OrderParameters
 from theory.scores import score_law
@@ -76,7 +89,7 @@ def evaluate_risk(
     task: SingleLocation,
     activation: Activation,
     order: OrderParameters,
-    method: Method,
+    method: Method | Grid,
     *,
     with_error: bool = False,
     guarded: bool = False,
@@ -89,7 +102,7 @@ def evaluate_risk(
     value, _ = _integrated(law, grid)
     if guarded and not known:
         value = refused_if(value, _exceeds(law, grid))
-    return value, _refinement(law, grid, value) if with_error else None
+    return value, _refinement(law, _checking(grid), value) if with_error else None
 
 
 def risk_error(
@@ -98,7 +111,8 @@ def risk_error(
     """The error of `value`, the risk by this method, which is not evaluated again."""
     if isinstance(method, MonteCarlo):
         return _sampled(task, activation, order, method)[1]
-    return _refinement(law_of(task, activation, order), _grid(task, activation, order, method)[0], value)
+    grid, _ = _grid(task, activation, order, method)
+    return _refinement(law_of(task, activation, order), _checking(grid), value)
 
 
 def recorded_risk(
@@ -109,18 +123,47 @@ def recorded_risk(
     Trained leaves of the activation have the leading axes too. NaN where a state is not finite, or spreads so widely
     that no allowed number of nodes integrates it.
     """
-    method = default_method(activation) if method is None else method
     lead = order.m.shape[:-2]
     trained, rest = activation.split()
     states: State = flat((trained, order), len(lead))
-    finite = [np.isfinite(np.asarray(x)).reshape(x.shape[0], -1).all(-1) for x in jax.tree.leaves(states)]
-    usable = np.all(finite, axis=0)
-    if isinstance(method, Quadrature) and method.nodes is None:
-        usable = usable & (np.asarray(nodes_needed(method, task, rest, _zeroed(states, usable))) <= 0.9 * MOST_NODES)
-        if usable.any():
-            method = fit(method, task, rest, jax.tree.map(lambda leaf: leaf[usable], states))
-    risk = _risk_each(task, rest, _zeroed(states, usable), jnp.asarray(usable), method)
-    return risk.reshape(lead)
+    trained, order = jax.tree.map(np.asarray, states)
+    task, rest = copied((task, rest), order.m.shape[0])
+    risks, _ = each_risk((task, eqx.combine(trained, rest), order), method)
+    return jnp.asarray(risks.reshape(lead))
+
+
+def each_risk(
+    models: Model, method: Method | None = None, *, with_error: bool = False
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"] | None]:
+    """Risks and errors of many models (NumPy arrays with a leading axis), counts fitted to the hardest of them.
+
+    NaN where a number is not finite, or scores spread so widely that no allowed number of nodes integrates them.
+    """
+    method = default_method(models[1]) if method is None else method
+    found = np.full((2, len(models[0].snr)), np.nan)
+    for fitted, own in fit_each(method, models, finite(models)):
+        for chosen in apart(fitted, models, own):
+            if isinstance(fitted, MonteCarlo):
+                evaluate, shared = _sampled_at, (int(models[0].length[chosen][0]), fitted)
+            else:
+                grid = grid_at(fitted, models, chosen)
+                grids = (grid, *_checking(grid)) if with_error else (grid,)
+                evaluate, shared = _risk_on, tuple(laid_out(grid, models) for grid in grids)
+            found = np.where(chosen, each(evaluate, models, chosen, shared), found)
+    return found[0], found[1] if with_error else None
+
+
+def _risk_on(model: Model, grids: tuple[Grid, ...]) -> tuple[Array, Array]:
+    """The risk on the first grid, and its error by the others if there are any."""
+    law = law_of(*model)
+    value, _ = _integrated(law, grids[0])
+    return value, _refinement(law, grids[1:], value) if grids[1:] else jnp.zeros(())
+
+
+def _sampled_at(model: Model, shared: tuple[int, MonteCarlo]) -> tuple[Array, Array]:
+    """As many tokens are drawn as the length says, which must be known."""
+    task, activation, order = model
+    return _sampled(eqx.tree_at(lambda task: task.length, task, shared[0]), activation, order, shared[1])
 
 
 def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: Any = 0) -> Float[Array, ""]:
@@ -129,24 +172,12 @@ def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: An
     return jnp.sum((jax.nn.one_hot(position, scores.shape[-1], dtype=scores.dtype) - attention) ** 2)
 
 
-def _zeroed(states: State, usable: np.ndarray) -> State:
-    """The states with zeros in place of those that are not usable."""
-    return jax.tree.map(lambda x: jnp.where(jnp.asarray(usable).reshape(-1, *[1] * (x.ndim - 1)), x, 0.0), states)
-
-
-@eqx.filter_jit
-def _risk_each(task: SingleLocation, rest: Activation, states: State, usable: Array, method: Method) -> Array:
-    def one(state: tuple[State, Array]) -> Array:
-        (trained, order), usable = state
-        return jnp.where(usable, evaluate_risk(task, eqx.combine(trained, rest), order, method)[0], jnp.nan)
-
-    return jax.lax.map(one, (states, usable))
-
-
 def _grid(
-    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method
-) -> tuple[_heads.Grid | _joint.Grid, bool]:
+    task: SingleLocation, activation: Activation, order: OrderParameters, method: Method | Grid
+) -> tuple[Grid, bool]:
     """The grid for one state, and whether the state is known."""
+    if isinstance(method, (_heads.Grid, _joint.Grid)):
+        return method, True
     if not isinstance(method, Quadrature):
         raise invalid("method", "Quadrature(...), MonteCarlo(...) or None", repr(method))
     trained, rest = activation.split()
@@ -155,7 +186,7 @@ def _grid(
 
 
 @eqx.filter_jit
-def _integrated(law: Law, grid: _heads.Grid | _joint.Grid) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def _integrated(law: Law, grid: Grid) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The risk, and for heads normalized each on its own the largest miss of a sum of weights:
     1 − (2/H) Σ_h c_h E σ_hε + (1/H²) Σ_hh' c_h c_h' E Σ_ℓ σ_hℓ σ_h'ℓ."""
     scores, form = law
@@ -169,7 +200,7 @@ def _integrated(law: Law, grid: _heads.Grid | _joint.Grid) -> tuple[Float[Array,
 
 
 @eqx.filter_jit
-def risk_and_slope(law: Law, grid: _heads.Grid | _joint.Grid) -> tuple[Float[Array, ""], Law]:
+def risk_and_slope(law: Law, grid: Grid) -> tuple[Float[Array, ""], Law]:
     """The risk, and its derivatives in what is `varied` of the law."""
     return eqx.filter_value_and_grad(lambda part: _integrated(eqx.combine(part, law), grid)[0])(varied(law))
 
@@ -179,7 +210,7 @@ def varied(law: Law) -> Law:
     return eqx.filter(eqx.tree_at(lambda law: law[0].weights, law, None), eqx.is_inexact_array)
 
 
-def _exceeds(law: Law, grid: _heads.Grid | _joint.Grid) -> Array:
+def _exceeds(law: Law, grid: Grid) -> Array:
     """Whether the state needs more than the grid for even the tolerance `GUARD`."""
     scores, form = law
     if isinstance(grid, _joint.Grid):
@@ -188,15 +219,22 @@ def _exceeds(law: Law, grid: _heads.Grid | _joint.Grid) -> Array:
     return (nodes > grid.nodes) | (frequencies > grid.frequencies)
 
 
-def _refinement(law: Law, grid: _heads.Grid | _joint.Grid, value: Array) -> Array:
-    """How far `value`, the risk on this grid, may be off: from a finer one that leaves less outside."""
+def _checking(grid: Grid) -> tuple[Grid, ...]:
+    """Grids that tell how far the risk on this one may be off: a finer one that leaves less outside, scrambles."""
     if isinstance(grid, _heads.Grid):
-        refined, missing = _integrated(law, _heads.refined(grid))
+        return (_heads.refined(grid),)
+    return (_joint.refined(grid), *_joint.rescrambled(grid, SCRAMBLES, 2))
+
+
+def _refinement(law: Law, checking: tuple[Grid, ...], value: Array) -> Array:
+    """How far `value` may be off, by the grids that check its own."""
+    finer, *scrambles = checking
+    refined, missing = _integrated(law, finer)
+    if isinstance(finer, _heads.Grid):
         return jnp.abs(value - refined) + 2 * missing
-    refined, _ = _integrated(law, _joint.refined(grid))
     error = 1.1 * jnp.abs(value - refined)  # the refined value is not exact either
-    if not isinstance(grid.points, tuple):
-        others = [_integrated(law, grid._replace(seed=2 * i + 2))[0] for i in range(SCRAMBLES)]
+    if scrambles:
+        others = [_integrated(law, grid)[0] for grid in scrambles]
         error = error + jnp.std(jnp.stack([value, *others]), ddof=1)
     return error
 
