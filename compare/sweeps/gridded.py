@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from theory._checks import invalid
-
 MISSING, DONE, FAILED = 0, 1, 2
 _STATES = {"done": DONE, "failed": FAILED}
-_OURS = {
+OURS = {
     "status": "0 missing, 1 done, 2 failed",
     "failure": "why a point failed",
 }
@@ -43,15 +41,11 @@ def gridded(
         replicas: their number, None for no such dimension.
         entries: of the points that ended; `place` has the replica last, 0 if there is no such dimension.
         attrs: of the whole.
-
-    Raises:
-        ValueError: a dimension or variable of the run that has the name of a swept value.
     """
     lead = tuple(labels) if replicas is None else (*labels, "replica")
     sizes = (*(len(values) for values in labels.values()), replicas or 1)[: len(lead)]
     entries = [entry._replace(place=entry.place[: len(lead)]) for entry in entries]
     found = [entry for entry in entries if entry.data is not None]
-    _check_names(lead, found)
     out: dict[str, Any] = {
         "status": (lead, np.full(sizes, MISSING, np.int8)),
         "failure": (lead, np.full(sizes, "", object)),
@@ -59,7 +53,7 @@ def gridded(
     for entry in entries:
         out["status"][1][entry.place] = _STATES[entry.state]
         out["failure"][1][entry.place] = entry.failure
-    out = {name: (dims, values, {"long_name": _OURS[name]}) for name, (dims, values) in out.items()}
+    out = {name: (dims, values, {"long_name": OURS[name]}) for name, (dims, values) in out.items()}
 
     own_sizes: dict[str, int] = {}
     for entry in found:
@@ -86,14 +80,6 @@ def gridded(
 def _data(entry: Entry) -> xr.Dataset:
     assert entry.data is not None
     return entry.data
-
-
-def _check_names(lead: Sequence[str], found: Sequence[Entry]) -> None:
-    for name in {str(name) for entry in found for name in (*_data(entry).variables, *_data(entry).dims)}:
-        if name in lead:
-            raise invalid("grid, replicas", "names that the result does not use for its own", name)
-        if name in _OURS:
-            raise invalid("run", f"variables with other names than {', '.join(_OURS)}", name)
 
 
 def _coordinate(values: Sequence[Any]) -> np.ndarray:
@@ -143,9 +129,6 @@ def _filled(
 ) -> Any:
     """One variable over the grid."""
     dims = values[0][1].dims
-    for _, variable in values:
-        if variable.dims != dims:
-            raise invalid("run", f"the same dimensions {dims} at every point", variable.dims)
     shape = tuple(own[str(dim)] for dim in dims)
     everywhere = len(values) == np.prod(sizes) and all(variable.shape == shape for _, variable in values)
     dtype = np.result_type(*(v.dtype for _, v in values))

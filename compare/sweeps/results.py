@@ -1,6 +1,6 @@
 """What a run may return, as the Dataset of one point."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
     """The Dataset of a point, and why it counts as failed ("" if it does not).
 
     Args:
-        result: a Trajectory (or what has one as `trajectory`), a Dataset, anything with `to_xarray`, a number, an array,
-            or a dict of numbers and arrays.
+        result: a Trajectory or what has one as `trajectory`, a Dataset or what has `to_xarray`, a number, an array, or
+            a dict of numbers and arrays.
 
     Raises:
         Interrupted: a trajectory that the user stopped.
@@ -48,6 +48,26 @@ def plain(data: xr.Dataset) -> xr.Dataset:
     """Loaded, coordinates of the dimensions kept, in the few types that a store has: float64, int64, bool, text."""
     data = data.reset_coords([name for name in data.coords if name not in data.dims])
     return data.map(_typed, keep_attrs=True).assign_coords({dim: _typed(data[dim]) for dim in data.coords})
+
+
+def conflict(known: dict[str, Any], data: xr.Dataset, taken: Collection[str]) -> str:
+    """Why the Dataset of a point cannot stand beside those of others, "" if it can; `known` then knows it too.
+
+    Args:
+        known: dimensions and type of each variable so far.
+        data: of the point.
+        taken: names that are not the run's to use.
+    """
+    for name in (*data.variables, *data.dims):
+        if name in taken:
+            return f"the run returns {name!r}, a name that the sweep itself uses"
+    kinds = {str(name): (variable.dims, str(variable.dtype)) for name, variable in data.variables.items()}
+    for name, kind in kinds.items():
+        if known.get(name, kind) != kind:
+            (dims, dtype), (other_dims, other) = kind, known[name]
+            return f"{name} is {dtype} with dimensions {dims}, at other points {other} with {other_dims}"
+    known |= kinds
+    return ""
 
 
 def _typed(array: xr.DataArray) -> xr.DataArray:

@@ -14,8 +14,6 @@ import numpy as np
 import xarray as xr
 import zarr
 
-from theory._checks import invalid
-
 DATA = "data.zarr"
 _FILL: dict[str, Any] = {"f": np.nan, "c": np.nan, "i": -1, "b": False, "O": ""}
 
@@ -44,13 +42,8 @@ class Rows:
         """
         for name in dict.fromkeys(str(name) for data in points for name in data.variables):
             own = {row: data.variables[name] for row, data in zip(rows, points, strict=True) if name in data.variables}
-            first = next(iter(own.values()))
-            for variable in own.values():
-                if variable.dims != first.dims or variable.dtype != first.dtype:
-                    expected = f"{first.dtype} with dimensions {first.dims}, as other points have"
-                    raise invalid(name, expected, f"{variable.dtype} with {variable.dims}")
             shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in own.values()), strict=True))
-            array = self._array(name, first, shape, total)
+            array = self._array(name, next(iter(own.values())), shape, total)
             for start, block in _runs(own):
                 array[(slice(start, start + len(block)), *(slice(0, n) for n in block.shape[1:]))] = block
         return [_description(data) for data in points]
@@ -88,12 +81,6 @@ class Rows:
                 )
             self._arrays[name] = found
         array = self._arrays[name]
-        dims = ("point", *map(str, like.dims))
-        stored = tuple(getattr(array.metadata, "dimension_names", None) or ())
-        if stored != dims:
-            raise invalid(name, f"dimensions {stored[1:]}, as other points have", dims[1:])
-        if (array.dtype.kind in "OTU") != (kind == "O") or (kind != "O" and array.dtype != like.dtype):
-            raise invalid(name, f"{array.dtype}, as other points have", like.dtype)
         needed = (max(total, array.shape[0]), *map(max, array.shape[1:], shape))
         if needed != array.shape:
             array.resize(needed)

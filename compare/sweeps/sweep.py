@@ -10,9 +10,10 @@ from typing import Any
 import xarray as xr
 from tqdm import tqdm
 
-from compare.sweeps.gridded import Entry, configuration_text, gridded
+from compare.sweeps.gridded import OURS, Entry, configuration_text, gridded
 from compare.sweeps.plan import Plan, plan_of
 from compare.sweeps.points import Grid, grid_of
+from compare.sweeps.results import conflict
 from compare.sweeps.runs import run_of
 from compare.sweeps.store import SweepStore, open_sweep, opened
 from compare.sweeps.work import Job, Outcome, Report, flags, work
@@ -195,7 +196,12 @@ def _drive(
         )
         for batch in plan.batches
     ]
-    failed = 0
+    taken, kinds, failed = {*plan.grid.labels, *OURS}, {}, 0
+    if plan.grid.replicas is not None:
+        taken.add("replica")
+    for outcome in known.values():
+        if outcome.data is not None:
+            conflict(kinds, outcome.data, taken)
     where = "nothing is kept without a store"
     if kept is not None:
         where = f"what had ended is in {kept.folder}, and the same call goes on"
@@ -204,11 +210,11 @@ def _drive(
             for index, report in _reports(jobs, executor):
                 if report.outcomes is None:
                     raise KeyboardInterrupt
-                names = plan.batches[index]
+                names, outcomes = plan.batches[index], [_beside(kinds, own, taken) for own in report.outcomes]
                 if kept is not None:
-                    kept.record(names, report)
-                known.update(zip(names, report.outcomes, strict=True))
-                failed += sum(bool(outcome.failure) for outcome in report.outcomes)
+                    kept.record(names, report._replace(outcomes=outcomes))
+                known.update(zip(names, outcomes, strict=True))
+                failed += sum(bool(outcome.failure) for outcome in outcomes)
                 if failed:
                     bar.set_postfix_str(f"{failed} failed", refresh=False)
                 bar.update(len(names))
@@ -219,6 +225,12 @@ def _drive(
         except OSError as error:
             text = f"store: cannot be written ({error.strerror or error}); {where}"
             raise OSError(error.errno, text, error.filename) from error
+
+
+def _beside(kinds: dict[str, Any], outcome: Outcome, taken: set[str]) -> Outcome:
+    """The outcome, or the failure that it is if its variables are not those of other points."""
+    trouble = "" if outcome.data is None else conflict(kinds, outcome.data, taken)
+    return Outcome(None, trouble) if trouble else outcome
 
 
 def _reports(jobs: Sequence[Job], executor: Any) -> Iterator[tuple[int, Report]]:

@@ -58,4 +58,4 @@ def ragged(heads, features):
 
 def pid(x, pause):
     time.sleep(pause)
-    return {"x": x, "pid": os.getpid()}
+    return {"pid": os.getpid(), "twice": 2 * x}

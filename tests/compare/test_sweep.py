@@ -117,9 +117,21 @@ class TestNames:
                       fixed={"options": {"rate": 0.0, "steps": [1, 2]}}, **QUIET)  # fmt: skip
         assert found.value.values.tolist() == [[16.0], [26.0]]
 
-    def test_results_that_use_a_swept_name(self):
-        with pytest.raises(ValueError, match="names that the result does not use for its own, got x"):
-            sweep(lambda x: {"x": x}, grid={"x": [1]}, **QUIET)
+    @pytest.mark.parametrize("name", ["x", "status"])
+    def test_results_that_use_a_name_of_the_sweep(self, name):
+        data = sweep(lambda x: {name: x}, grid={"x": [1]}, **QUIET)
+        assert data.failure.item() == f"the run returns {name!r}, a name that the sweep itself uses"
+
+    @pytest.mark.parametrize("other", [[1.0], "text"])
+    def test_results_that_do_not_fit_together(self, other, tmp_path):
+        def run(x):
+            return {"v": 1.0 if x == 1 else other}
+
+        for store in (None, tmp_path / "s"):
+            data = sweep(run, grid={"x": [1, 2]}, store=store, **QUIET)
+            assert data.status.values.tolist() == [1, 2]
+            assert "v is" in data.failure.values[1]
+            assert data.v.values[0] == 1
 
 
 def _of_options(options):
