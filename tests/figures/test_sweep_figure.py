@@ -130,6 +130,13 @@ def test_a_curve_without_any_value_says_so(data, ax):
     assert "of 15 runs 5 failed\n" in said(other)  # no crosses: the curve has no place for one
 
 
+def test_what_a_failed_run_had_is_not_drawn(data, ax):
+    data["risk"][2, 2, 0, :2] = 1e6
+    at = {"dim": 10_000, "snr": 2}
+    (line,) = lines(picture.curves(data, "risk", x="time", at=at, ax=ax))
+    np.testing.assert_allclose(line.get_ydata(), data["risk"][2, 2, 1:].mean("replica"))
+
+
 def test_values_of_x_are_sorted(data, ax):
     (line,) = lines(picture.curves(data, "risk", x="snr", at={"time": 1, "dim": 100}, ax=ax))
     assert line.get_xdata().tolist() == [1, 2, 4]
