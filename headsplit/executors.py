@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -31,7 +32,10 @@ def one_thread() -> None:
 
 def start_worker() -> None:
     """One thread, and Ctrl-C is left to the process that gives out the work."""
+    from tqdm import tqdm
+
     one_thread()
+    tqdm.set_lock(threading.RLock())  # its own is shared by processes, and left over when one is killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -86,11 +90,10 @@ def _processes(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
     try:
         yield pool
-    except BaseException:  # they know nothing of Ctrl-C, and what is still at work is lost
-        at_work = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in at_work:
-            process.terminate()
+    except BaseException:  # what is still at work is lost; killed, as a simulation would go on to the end of its block
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

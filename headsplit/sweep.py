@@ -168,7 +168,8 @@ def planned(configuration: Configuration, folder: Path, *, retry: bool) -> str:
     """What `run` would do, as text; nothing is written."""
     from compare import plan_sweep
 
-    options = {"store": folder / STORE, "retry": retry}
+    kind = configuration.executor["kind"]
+    options = {"store": folder / STORE, "retry": retry, "executor": None if kind == "none" else kind}
     return str(plan_sweep(configuration.function(), **configuration.options(), **options))
 
 

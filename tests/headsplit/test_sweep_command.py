@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -376,6 +377,11 @@ def _ticks():
     return found
 
 
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1000)
+
+
 def interrupt_self():
     os.kill(os.getpid(), signal.SIGINT)
     return "still here"
@@ -392,11 +398,10 @@ def test_workers_compute_on_one_thread_and_leave_ctrl_c_alone(monkeypatch):
 
 
 def test_workers_of_a_sweep_that_is_stopped_end():
-    import time
-
     with pytest.raises(KeyboardInterrupt), executor_for("processes", workers=1) as pool:  # noqa: PT012
         pool.submit(os.getpid).result()
-        pool.submit(time.sleep, 1000)
+        pool.submit(deaf)
+        time.sleep(0.5)
         workers = list(pool._processes.values())
         raise KeyboardInterrupt
     workers[0].join(20)
