@@ -264,6 +264,8 @@ def _picked(data: xr.Dataset, quantity: str, axes: Mapping[str, str | None], at:
         values = part.transpose(*(name for name in wanted if name in part.dims)).values
         return values.reshape([part.sizes[name] if name in part.dims else 1 for name in wanted])
 
+    if "status" in data and quantity != "status" and set(data["status"].dims) <= {*dims}:
+        array = array.where(data["status"] == DONE)  # what a failed run had before it failed is no result
     values = arranged(array.astype(float))
     status = arranged(data["status"]) if "status" in data else np.full((1, 1, 1), DONE)
     missing, done, failed = (int(np.sum(status == code)) for code in (MISSING, DONE, FAILED))
