@@ -1,1 +1,1 @@
-"""The command line: `headsplit compare`, `headsplit figure`."""
+"""The command line: `headsplit compare`, `stages`, `bayes`, `sweep`, and `headsplit figure` of each."""

@@ -62,12 +62,14 @@ def _headsplit(
     A layer of H softmax attention heads learns to find the one informative among L tokens in D dimensions. As D
     grows, its overlaps m (heads with spikes) and r (heads with heads) follow an ordinary differential equation.
     `headsplit compare` solves it, trains the layer, and says whether the two agree. `headsplit stages` predicts when
-    heads specialize, and `headsplit bayes` how close the layer comes to the least possible risk.
+    heads specialize, and `headsplit bayes` how close the layer comes to the least possible risk. `headsplit sweep`
+    runs any of this over a grid of parameters.
 
     Units: time is the clock τ = η·steps/D, with the learning rate η of order one; overlaps are per dimension,
     m = k·k*/D and r = k·k'/D; the signal in the informative token is √(ν/D) Σ_f θ_f k*_f in noise of variance one.
 
-    Exit codes: 0 agreement or no verdict (even if all runs diverged), 1 disagreement, 2 wrong usage, 130 interrupted.
+    Exit codes: 0 agreement or no verdict (even if all runs diverged), 1 disagreement (of a sweep: points that failed),
+    2 wrong usage, 130 interrupted.
     """
     # "no GPU found" is no news on a machine without one
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.ERROR)
@@ -307,6 +309,110 @@ def stages(
             seed=seed,
         )
         run_stages(configuration, out if out is not None else RESULTS / "stages", progress=progress, say=typer.echo)
+
+
+@app.command()
+def sweep(
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="What is run, over what, and where.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for store and figures [default: results/sweep/ and the file's name].")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; nothing is written.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a store that lacks points of this configuration, or extend it.")
+    ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Run points again that failed; goes on like --resume.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Print what is stored, and stop.")] = False,
+    executor: Annotated[
+        str | None, typer.Option(help="'none', 'processes', 'dask' or 'submitit', instead of the file's.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers, instead of the file's [default: one a core].")] = None,
+    progress: Annotated[bool, typer.Option(help="A progress bar.")] = True,
+) -> None:
+    """Run every point of a grid, keep each, and draw figures of it; stopped, it goes on where it was.
+
+    Prints the plan (points, calls, memory, time), and writes a store (sweep.zarr) and the figures into a folder. A
+    store that has every point is read and drawn again, not recomputed. Points that fail, or diverge, are kept as
+    failed with the reason. Ctrl-C keeps what has ended.
+
+    A file, with all that it may hold:
+
+    \b
+      run = "train_reduced"        # gradient_flow, bayes_risk, population_risk, optimal_risk, predict_stages, train,
+                                   # train_reduced, agreement, or your own "package.module:function"
+      replicas = 4                 # of each point; leave it out for one
+      seed = 0                     # of starts and data
+      memory = "256 MiB"           # of one call, roughly
+
+    \b
+      [fixed]                      # parameters of the run by name; text for prior and activation
+      length = 4
+      prior = "sign_flips(mean=[0.0], amplitude=[1.0])"
+      activation = "Softmax()"
+      heads = 2
+      variance = 0.1
+      learning_rate = 2.0
+      time = 20.0
+      batch = 4
+
+    \b
+      [grid]                       # what is swept: lists, ranges, parts of a prior
+      snr = [1.0, 2.0, 4.0]
+      dim = {from = 1e3, to = 1e5, count = 3, spacing = "log", whole = true}
+      "prior.amplitude[0]" = [0.5, 1.0]
+
+    \b
+      [executor]                   # leave it out to run in this process
+      kind = "processes"           # of one thread each; or "dask", "submitit"
+      workers = 2                  # with "dask" too, which instead takes address = "tcp://..." of a scheduler;
+                                   # "submitit": folder = "slurm-logs", cluster = "slurm" or "local",
+                                   # parameters = {slurm_partition = "cpu", timeout_min = 60}
+
+    \b
+      [[figure]]                   # any number: curves with x, hue, at, band ("quartiles", "error", "range") ...
+      kind = "curves"
+      quantity = "risk"
+      x = "time"
+      hue = "snr"
+      at = {dim = 1000, "prior.amplitude[0]" = 1.0}
+
+    \b
+      [[figure]]                   # ... or heat_map with x, y, at, reduce ("mean", "median")
+      kind = "heat_map"
+      quantity = "risk"
+      x = "dim"
+      y = "snr"
+      at = {time = 20.0, "prior.amplitude[0]" = 1.0}
+
+    Ranges are rounded to 12 digits; spacing is "linear" unless given. `at` takes values as they are in the sweep.
+
+    Exit codes: 0 all points done, 1 some failed, 2 wrong usage, 130 interrupted.
+    """
+    from headsplit import sweep as sweeping
+
+    with _reported("sweep"):
+        given = sweeping.Configuration.read(configuration).on(executor, workers)
+        folder = out if out is not None else RESULTS / "sweep" / configuration.stem
+        if status or dry_run:
+            text = sweeping.status(folder) if status else sweeping.planned(given, folder, retry=retry_failed)
+            typer.echo(text)
+            raise typer.Exit
+        options = {"resume": resume, "retry": retry_failed, "progress": progress}
+        whole = sweeping.run(given, folder, **options, say=typer.echo)
+    raise typer.Exit(0 if whole else 1)
+
+
+@figure_app.command("sweep")
+def figure_sweep(
+    folder: Annotated[Path, typer.Argument(help="A folder written by `headsplit sweep`.")],
+) -> None:
+    """Draw the figures of a sweep again, over all that its store holds."""
+    from headsplit.sweep import show as show_sweep
+
+    with _reported("figure sweep"):
+        show_sweep(folder, say=typer.echo)
 
 
 @figure_app.command("stages")
