@@ -333,7 +333,7 @@ def sweep(
 ) -> None:
     """Run every point of a grid, keep each, and draw figures of it; stopped, it goes on where it was.
 
-    Prints the plan (points, calls, memory, time), and writes a store (sweep.zarr) and the figures into a folder. A
+    Prints the plan (points, calls, memory, time), and writes a store (store) and the figures into a folder. A
     store that has every point is read and drawn again, not recomputed. Points that fail, or diverge, are kept as
     failed with the reason. Ctrl-C keeps what has ended.
 

@@ -13,7 +13,7 @@ from typing import Any
 from headsplit.executors import KINDS, executor_for
 from headsplit.stored import Interrupted
 
-STORE = "sweep.zarr"
+STORE = "store"
 FIGURES = "figures.json"  # beside the store: what is drawn again
 RUNS = {
     "gradient_flow": "theory",

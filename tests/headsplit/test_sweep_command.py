@@ -138,12 +138,12 @@ def test_a_file_says_all_that_is_run(swept):
     assert given["grid"] == {"snr": [1.0, 2.0], "dim": [100, 1000, 10_000]}
     assert given["fixed"] == {"length": 4, "prior": "sign_flips([0.0], [1.0])"}
     assert (given["replicas"], given["seed"], given["memory"], given["executor"]) == (2, 0, 2**28, None)
-    assert given["store"] == Path("results/sweep/small/sweep.zarr")
+    assert given["store"] == Path("results/sweep/small/store")
     assert "plan: 6 points, 0 done" in done.output
     written = {
         f"{name}.{ending}" for name in ("curves_risk", "curves_risk_2", "heat_map_risk") for ending in ("pdf", "png")
     }
-    assert {path.name for path in Path("results/sweep/small").iterdir()} == {*written, "sweep.zarr", "figures.json"}
+    assert {path.name for path in Path("results/sweep/small").iterdir()} == {*written, "store", "figures.json"}
     assert "results/sweep/small/curves_risk_2.pdf" in done.output
 
 
@@ -156,7 +156,7 @@ def test_a_whole_store_is_drawn_again_and_part_of_one_left_alone(swept):
     Path("small.toml").write_text(FILE.replace("[1.0, 2.0]", "[1.0, 2.0, 4.0]"))
     refused = call("--out", "here")
     assert refused.exit_code == 2
-    assert "here/sweep.zarr holds 6 of 9 points of this configuration; --resume computes the other 3" in refused.output
+    assert "here/store holds 6 of 9 points of this configuration; --resume computes the other 3" in refused.output
     assert len(swept["runs"]) == 2
     assert call("--out", "here", "--resume").exit_code == 0
 
