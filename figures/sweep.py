@@ -24,7 +24,11 @@ from figures.scale import LONG, Scale, label, value_text
 from figures.style import COLUMN, WIDE, look, style
 from theory._checks import invalid
 
-BANDS = {"quartiles": "quartiles", "error": "±1.96 standard errors", "range": "least to greatest"}
+BANDS = {  # what the line is, and the band about it
+    "quartiles": ("median", "quartiles"),
+    "error": ("mean", "±1.96 standard errors"),
+    "range": ("median", "least to greatest"),
+}
 REDUCTIONS = {"mean": np.nanmean, "median": np.nanmedian}
 MOST_LOOKS = 6  # more numbers are told apart by a colour map
 MOST_MARKERS = 24
@@ -45,7 +49,7 @@ def curves(
     band: str = "quartiles",
     at: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """A quantity against `x`, one curve for each value of `hue`: the mean over replicas with a band if there are some.
+    """A quantity against `x`, one curve for each value of `hue`: over replicas the middle and a band.
 
     Runs that are not there leave gaps; those that failed are marked by crosses on the x axis, and counted.
 
@@ -55,7 +59,7 @@ def curves(
         x: a dimension of it: a swept name, "time", ...
         hue: another one (of more than 6 numbers: by a colour map).
         ax: where to draw; a new figure of one column unless given.
-        band: over replicas: "quartiles", "error" (1.96 standard errors about the mean) or "range".
+        band: over replicas: "quartiles" or "range" about the median, or "error", 1.96 standard errors about the mean.
         at: values of all other dimensions but "replica", as they are in the Dataset.
 
     Returns:
@@ -115,7 +119,7 @@ def curves(
         shown = (
             []
             if picked.replicas is None
-            else [f"{'points' if named else 'lines'}: mean, bands: {BANDS[band]} of {picked.counted()}"]
+            else ["{}: {}, bands: {} of {}".format("points" if named else "lines", *BANDS[band], picked.counted())]
         )
         _notes(ax, [*picked.notes(bool(crosses)), *shown], handles, shade.label if handles and shade else "")
     return [*artists, *crosses]
@@ -299,10 +303,10 @@ def _listed(values: np.ndarray) -> str:
 
 
 def _summary(values: np.ndarray, band: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over the last axis, lower and upper edge."""
+    """Middle over the last axis, lower and upper edge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # no replica at all, or one without a standard error
-        middle = np.nanmean(values, axis=-1)
+        middle = (np.nanmean if band == "error" else np.nanmedian)(values, axis=-1)
         if band == "quartiles":
             low, high = np.nanquantile(values, [0.25, 0.75], axis=-1)
         elif band == "range":
