@@ -124,7 +124,7 @@ def advance(block: tuple[Setting, Int[Array, ""], Int[Array, ""]], state: State)
     lanes, replicas = setting.lanes, setting.lanes.key.size
     if replicas * setting.batch == 1:  # one number is rounded otherwise than several side by side
         lanes, state = arrays_mapped(lambda leaf: jnp.repeat(leaf, 2, axis=0), (lanes, state))
-    sampler, rest = Sampler.of(lanes.task), jax.tree.map(_replicas_last, lanes.rest)
+    sampler, rest = Sampler.of(lanes.task), _for_samples(lanes.rest, setting.batch)
     keys = jax.vmap(lambda key: jax.random.fold_in(key, _TRAINING))(lanes.key)
     one_step = lambda step, now: _step(setting, sampler, rest, now, _folded(keys, step), count > 0)  # noqa: E731
     last = jax.lax.fori_loop(start, start + count, one_step, jax.tree.map(_replicas_last, state))
@@ -140,12 +140,13 @@ def measure(setting: Setting, state: State, step: Int[Array, ""], count: int) ->
     lanes = setting.lanes
 
     def one(replica: tuple[Key[Array, ""], Sampler, Activation, State]) -> dict[str, Array]:
-        key, sampler, *own = replica
-        sampler = jax.tree.map(lambda leaf: leaf[None], sampler)
-        rest, state = jax.tree.map(lambda leaf: leaf[..., None], own)
+        key, *own, state = replica
+        sampler, rest = jax.tree.map(lambda leaf: leaf[None], own)
+        state = jax.tree.map(lambda leaf: leaf[..., None], state)
 
         def moments(key: Key[Array, ""], size: int) -> Float[Array, "2"]:
-            losses = _fresh_losses(setting, sampler, rest, state, key[None], size).astype(jnp.float64)
+            losses = _fresh_losses(setting, sampler, _for_samples(rest, size), state, key[None], size)
+            losses = losses.astype(jnp.float64)
             return jnp.stack([jnp.sum(losses), jnp.sum(jnp.square(losses))])
 
         fresh = _fold_step(jax.random.fold_in(key, _FRESH), step)
@@ -212,7 +213,7 @@ def _attention(rest: Activation, state: State, tokens: Float[Array, "L K B R"]) 
     heads = state.heads.astype(tokens.dtype)
     norms = jnp.sum(jnp.square(state.heads), axis=1).astype(tokens.dtype)
     scores = _sum(heads[:, None, k, None] * tokens[None, :, k] for k in range(heads.shape[1]))
-    over_samples = jax.vmap(one, in_axes=(None, None, None, -1), out_axes=-1)
+    over_samples = jax.vmap(one, in_axes=(-1, None, None, -1), out_axes=-1)
     over_replicas = jax.vmap(over_samples, in_axes=-1, out_axes=-1)
     return jax.vjp(partial(over_replicas, rest), state.trained, norms, scores)
 
@@ -446,6 +447,19 @@ def _split(keys: Key[Array, " R"], count: int) -> Key[Array, "count R"]:
 
 def _folded(keys: Key[Array, " R"], step: Int[Array, ""]) -> Key[Array, " R"]:
     return jax.vmap(lambda key: _fold_step(key, step))(keys)
+
+
+def _for_samples(rest: Activation, count: int) -> Activation:
+    """The numbers of an activation of lanes for each sample and lane, (..., B, R).
+
+    XLA multiplies sums instead of terms by a number that is one for all, as it would be in a single run.
+    """
+
+    def spread(leaf: Float[Array, "R ..."]) -> Float[Array, "... B R"]:
+        last = _replicas_last(leaf)[..., None, :]
+        return jnp.broadcast_to(last, (*last.shape[:-2], count, last.shape[-1]))
+
+    return jax.tree.map(spread, rest)
 
 
 def _replicas_last(leaf: Array) -> Array:

@@ -19,6 +19,7 @@ from sim._chain import (
     Setting,
     State,
     _chi,
+    _for_samples,
     _fresh_losses,
     _lower,
     _normals,
@@ -174,8 +175,8 @@ def test_fresh_losses_have_their_law_in_full_dimensions(loss):
     """At D = 5, the smallest; false alarm 1e-3."""
     activation, dim, count = ACTIVATIONS["softmax"], 5, 20_000
     setting = _setting(activation, KEY[None], dim=dim, batch=1, loss=loss, step=0.1)
-    rest, state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), (setting.lanes.rest, _state(activation, 1)))
-    sampler = Sampler.of(setting.lanes.task)
+    state = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1), _state(activation, 1))
+    sampler, rest = Sampler.of(setting.lanes.task), _for_samples(setting.lanes.rest, count)
     ours = eqx.filter_jit(_fresh_losses)(setting, sampler, rest, state, KEY[None], count)[:, 0]
     keys = np.zeros((2, dim))
     keys[:, :2], keys[:, 2:4] = M, W
