@@ -21,8 +21,8 @@ def each(evaluate: Callable[[Any, Any], Any], points: Any, chosen: Bool[np.ndarr
     """
     index = np.flatnonzero(chosen)
     parts = []
-    for first in range(0, max(index.size, 1), _TOGETHER):
-        own = index[first : first + _TOGETHER]
+    for begin in range(0, max(index.size, 1), _TOGETHER):
+        own = index[begin : begin + _TOGETHER]
         filled = np.resize(own if own.size else [0], _TOGETHER)
         together = jax.tree.map(lambda leaf: jnp.asarray(leaf[filled]), points)  # noqa: B023
         parts.append((own, _loop(evaluate, together, jnp.asarray(np.arange(_TOGETHER) < own.size), shared)))
@@ -44,6 +44,11 @@ def copied(tree: Any, count: int) -> Any:
 def row(points: Any, index: Any) -> Any:
     """One of several points."""
     return jax.tree.map(lambda leaf: leaf[index], points)
+
+
+def first(points: Any, chosen: Bool[np.ndarray, " N"]) -> Any:
+    """The first of the chosen points, as JAX arrays."""
+    return jax.tree.map(jnp.asarray, row(points, np.flatnonzero(chosen)[0]))
 
 
 def finite(points: Any) -> Bool[np.ndarray, " N"]:

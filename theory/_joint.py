@@ -220,7 +220,7 @@ def points_of(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     return noise, Points(split, np.full((components, each), 1 / each))
 
 
-def padded(points: tuple[Points, Points]) -> tuple[Points, Points]:
+def padded(points: Any) -> Any:
     """Points of weight zero added up to few different numbers, for grids of many sizes to share compiled code."""
 
     def fill(array: Any) -> np.ndarray:

@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Float
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
-from theory._each import each, finite, row
-from theory._nodes import EDGE, Points, bent_nodes
+from theory._each import each, finite, first
+from theory._nodes import EDGE, bent_nodes
 from theory.activation import BayesSoftmax
 from theory.fit import fit_points, log_rare, of_one_length, points_grid
 from theory.method import Method, MonteCarlo, Quadrature
@@ -75,7 +75,7 @@ def each_bayes_risk(
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """Bayes risks and errors of many tasks (NumPy arrays with a leading axis), counts fitted to the hardest of them.
 
-    NaN where a number is not finite.
+    NaN where a number is not finite, or where the prior is too sharp for any number of points.
     """
     method = Quadrature(1e-6) if method is None else method
     found = np.full((2, len(tasks.snr)), np.nan)
@@ -84,7 +84,7 @@ def each_bayes_risk(
             if isinstance(fitted, MonteCarlo):
                 evaluate, shared = _sampled_at, (int(tasks.length[chosen][0]), fitted)
             else:
-                grid = _grid(row(tasks, np.flatnonzero(chosen)[0]), fitted)
+                grid = _grid(first(tasks, chosen), fitted)
                 evaluate, shared = _risk_on, tuple(_with_points(grid, tasks) for grid in (grid, *_checking(grid)))
             found = np.where(chosen, each(evaluate, tasks, chosen, shared), found)
     return found[0], found[1]
@@ -179,11 +179,9 @@ def _fit_each(
     return fit_points(method, tasks, chosen, spreads=spreads, need=need)
 
 
-def _with_points(
-    grid: _joint.Grid, tasks: SingleLocation, changed: Callable[[Points], Points] = lambda p: p
-) -> _joint.Grid:
+def _with_points(grid: _joint.Grid, tasks: SingleLocation, changed: Callable[[Any], Any] = lambda p: p) -> _joint.Grid:
     """The grid with its points, so that compiled code serves every length."""
-    points = _joint.standard_points(grid, row(tasks, 0).features, "feature")
+    points = _joint.standard_points(grid, first(tasks, np.ones(1, bool)).features, "feature")
     return grid.laid_out(jax.tree.map(jnp.asarray, changed(points)))
 
 
@@ -220,7 +218,7 @@ def _refinement(task: SingleLocation, checking: tuple[_joint.Grid, ...], both: t
 
 @eqx.filter_jit
 def _need(task: SingleLocation, grid: _joint.Grid) -> Float[Array, ""]:
-    return _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length - 1.0), grid.tail)
+    return _joint.needed_nodes(_laid_out(task, grid)[2], jnp.asarray(task.length, jnp.float64) - 1, grid.tail)
 
 
 @eqx.filter_jit

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from theory import _heads, _joint
 from theory._checks import invalid, is_concrete
-from theory._each import each, row
+from theory._each import each, first, row
 from theory._nodes import Points, axis_count, rounded_count, tensor_size
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.method import Method, Quadrature
@@ -211,11 +211,13 @@ def fit_points(
     _check_rounding(method, _longest(tasks, chosen))
     chosen = chosen & np.isfinite(spreads).all(1)
     log_tails = log_rare(method.tail, tasks.length)
-    counts, tier = np.ones(spreads.shape, int), np.zeros(chosen.shape, int)
+    counts, tier = np.ones(spreads.shape), np.zeros(chosen.shape, int)
     for i in np.flatnonzero(chosen):
-        counts[i] = [axis_count(spread, log_tails[i]) for spread in spreads[i]]
-        size = tensor_size(tuple(counts[i]), log_tails[i])
+        own_counts = tuple(axis_count(spread, log_tails[i]) for spread in spreads[i])
+        counts[i], size = own_counts, tensor_size(own_counts, log_tails[i])
         tier[i] = np.ceil(np.log2(size) / 3) if size <= _joint.MOST_POINTS else _SOBOL
+    # not even Sobol points see where so much as one axis takes more points than all may
+    chosen = chosen & (counts.max(1) <= _joint.MOST_POINTS)
     found = []
     for each_tier in np.unique(tier[chosen]):
         own = chosen & (tier == each_tier)
@@ -246,7 +248,7 @@ def apart(method: Method, models: Model, chosen: Bool[np.ndarray, " N"]) -> Iter
 
 def grid_at(method: Quadrature, models: Model, chosen: Bool[np.ndarray, " N"]) -> Grid:
     """The grid, by a method with counts, of a part of the models that shares one."""
-    task, activation, order = row(models, np.flatnonzero(chosen)[0])
+    task, activation, order = first(models, chosen)
     return grid_for(method, task, activation, (activation, order))
 
 
@@ -256,7 +258,7 @@ def laid_out(grid: Grid, models: Model) -> Grid:
 
 
 def _points_at(grid: _joint.Grid, models: Model) -> tuple[Points, Points]:
-    task, _, order = row(models, 0)
+    task, _, order = first(models, np.ones(1, bool))
     return _joint.points_of(grid, order.heads, task.prior.components)
 
 

@@ -112,7 +112,9 @@ def gradient_flow(
     replicas, rest = starts.m.shape[0], activation.split()[1]
     run = Run(times, bias_rate, scale_rate, method, tolerance, corrector_points)
     models = (*copied((task, activation), replicas), jax.tree.map(np.asarray, starts))
-    states, codes, within = run.solved(models, np.full(replicas, step_size), progress=progress)
+    states, codes, within = run.solved(
+        models, np.full(replicas, step_size), progress=progress, group=min(_TOGETHER, replicas)
+    )
     if not within.all():
         raise too_wide(method.tolerance, "more")
     recorded = eqx.combine(states[0], rest)
@@ -182,7 +184,9 @@ class Run:
         self, models: Model, step_sizes: Float[np.ndarray, " N"], *, progress: bool, group: int = _TOGETHER
     ) -> tuple[State, Int[Array, " N"], Bool[np.ndarray, " N"]]:
         """States (model, time, ...) of the flows from these models, their result codes, and which can be integrated
-        with the nodes allowed: the others are NaN. Nodes are fitted to the hardest recorded state of all."""
+        with the nodes allowed: the others are NaN. Nodes are fitted to the hardest recorded state of all.
+
+        So many as `group` are solved at once: rounding depends on that number, not on which they are."""
         task, activation, order = models
         trained, rest = activation.split()
         chosen = finite((models, step_sizes))
@@ -192,7 +196,7 @@ class Run:
             points = normal_points(self.corrector_points, int(task.length[0]), order.heads, seed=0)
             flow = eqx.tree_at(lambda f: f.points, flow, jnp.asarray(points), is_leaf=lambda leaf: leaf is None)
         start: State = (trained, order)
-        solve = partial(_solve_all, flow, start, self.times, group=min(group, chosen.size))
+        solve = partial(_solve_all, flow, start, self.times, group=group)
         method = self.method
         if not (isinstance(method, Quadrature) and method.nodes is None):
             return *solve(chosen, method, self.tolerance, progress=progress), chosen
