@@ -1,8 +1,9 @@
 """The manifest of a stored sweep: one line of JSON for everything that happened, only ever added to.
 
 Lines are {"sweep": …} (the first: schema, what is not swept, the swept names), {"plan": …} (a driver started: its grid,
-versions, flags, commit), {"point": …} (a point, its row, labels and configuration), {"batch": …} (points of one call),
-{"done": …} and {"failed": …}. What a kill cut off is the end of the last line, which then counts for nothing.
+versions, flags, commit), {"point": …} (a point, its row, labels and configuration), {"batch": …} (points of one call)
+and {"ended": …} (what became of all points of a call). What a kill cut off is the end of the last line, which then
+counts for nothing.
 """
 
 import datetime
@@ -31,7 +32,7 @@ class Manifest:
         plans: of each time a driver started.
         points: row, labels, replica and configuration by identity.
         batches: calls, the latest last.
-        ends: "done" or "failed" line of each point that ended, the latest.
+        ends: what became of each point that ended, the latest: `state` is "done" or "failed".
     """
 
     def __init__(self, folder: Path):
@@ -67,8 +68,8 @@ class Manifest:
             self.points[what["name"]] = what
         elif kind == "batch":
             self.batches.append(what)
-        elif kind in ("done", "failed"):
-            self.ends[what["name"]] = {"state": kind, **what}
+        elif kind == "ended":
+            self.ends |= {end["name"]: end for end in what}
         else:
             raise ValueError(f"unknown kind of line {kind!r}")
 

@@ -51,10 +51,10 @@ class Plan(NamedTuple):
         if not self.todo:
             lines.append("  nothing to run")
             return "\n".join(lines)
-        together = "one by one" if run.shared is None else f"values of {', '.join(sorted(run.shared))} side by side"
+        together = "one by one" if run.alone else f"values of {', '.join(sorted(run.shared))} side by side"
         shapes = f"; {self.shapes} sets of shapes, compiled once each" if run.ours else ""
         lines.append(f"  to run: {self.todo} in {counted(len(self.batches), 'call')}, {together}{shapes}")
-        if run.shared is not None:
+        if not run.alone:
             lines.append(f"  memory: at most {self.memory / 2**20:.3g} MiB a call, roughly")
         if self.seconds is not None:
             lines.append(f"  time: {_duration(self.seconds)} of one core, compilation included, roughly")
@@ -117,7 +117,7 @@ def plan_of(
 def _together(grid: Grid, points: Sequence[Point], memory: float, shared_out: bool) -> int:
     """How many points of equal shapes one call takes."""
     run = grid.run
-    if run.shared is None:
+    if run.alone:
         return 1
     costs = [run.cost(point.values) for point in points]
     size = min(MOST_TOGETHER, int(memory // max(own for _, own in costs)))

@@ -4,6 +4,7 @@ Points differ in their own sizes: rows are filled up with NaN (−1, false, "") 
 with its sizes and checked against the digest that the manifest has.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import xarray as xr
 import zarr
 
 DATA = "data.zarr"
+MOST_AT_ONCE = 2**28  # bytes of a variable
 _FILL: dict[str, Any] = {"f": np.nan, "c": np.nan, "i": -1, "b": False, "O": ""}
 
 
@@ -31,6 +33,8 @@ class Rows:
         if write or self.path.exists():
             self._group = zarr.open_group(self.path, mode="a" if write else "r", zarr_format=3)
         self._arrays: dict[str, zarr.Array] = {}
+        self._attrs: dict[str, dict[str, Any]] = {}
+        self._read: dict[str, np.ndarray | None] = {}
 
     def write(self, rows: Sequence[int], points: Sequence[xr.Dataset], total: int) -> list[dict[str, Any]]:
         """Writes points into their rows; returns what the manifest is to remember of each.
@@ -45,6 +49,7 @@ class Rows:
             shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in own.values()), strict=True))
             array = self._array(name, next(iter(own.values())), shape, total)
             for start, block in _runs(own):
+                self._read.pop(name, None)
                 array[(slice(start, start + len(block)), *(slice(0, n) for n in block.shape[1:]))] = block
         return [_description(data) for data in points]
 
@@ -92,6 +97,20 @@ class Rows:
             raise ValueError(f"no array in {self.path}")
         return found
 
+    def _values(self, name: str, row: int) -> np.ndarray:
+        """What a row holds: all are read at once, much faster than one by one, unless damaged or large."""
+        if name not in self._arrays:
+            self._arrays[name] = self._stored(name)
+            self._attrs[name] = dict(self._arrays[name].attrs)
+        array = self._arrays[name]
+        if name not in self._read:
+            self._read[name] = None
+            if array.nbytes <= MOST_AT_ONCE:
+                with contextlib.suppress(Exception):  # then row by row, to see which
+                    self._read[name] = np.asarray(array[...])
+        found = self._read[name]
+        return np.asarray(array[row] if found is None else found[row])
+
     def read(self, row: int, description: Mapping[str, Any], where: str) -> xr.Dataset:
         """The Dataset of a point.
 
@@ -100,15 +119,12 @@ class Rows:
         """
         variables = {}
         for name, (dims, shape) in description["variables"].items():
-            array = self._arrays.get(name)
             try:
-                if array is None:
-                    array = self._arrays[name] = self._stored(name)
-                values = np.asarray(array[(row, *(slice(0, n) for n in shape))])
+                values = self._values(name, row)[(*(slice(0, n) for n in shape), ...)]
             except Exception as error:  # whatever zarr and its codecs make of bytes that are not what they were
                 raise Damaged(f"{where}: {name} cannot be read ({type(error).__name__}: {error})") from error
             kind = values.dtype.kind
-            variables[name] = (dims, values.astype(object) if kind in "OTU" else values, dict(array.attrs))
+            variables[name] = (dims, values.astype(object) if kind in "OTU" else values, self._attrs[name])
         coords = {name: variables.pop(name) for name in description["coords"]}
         data = xr.Dataset(variables, coords, attrs=description["attrs"])
         found = _description(data)["digests"]

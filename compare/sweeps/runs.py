@@ -26,7 +26,7 @@ from theory.method import default_method
 
 Values = Mapping[str, Any]
 Points = Sequence[Values]
-Keys = Sequence[Key[Array, ""]]
+Keys = Sequence[Any]  # typed keys; None for runs that take none
 REQUIRED = inspect.Parameter.empty
 _START, _DATA = 0, 1  # purposes, folded into the key of a point
 _FLOAT = 8.0  # bytes
@@ -40,8 +40,8 @@ class Run(NamedTuple):
         parameters: names and defaults (`REQUIRED` without one); they are all the names there are.
         together: (points, keys) to what the run returns for each; the points share all that is not `shared`.
         random: whether it uses its key.
-        shared: names whose values may differ in one call, as far as their shapes are the same; None if points run
-            one by one.
+        shared: names whose values may differ without another compilation, as far as their shapes are the same.
+        alone: whether points run one by one all the same.
         source: a digest of the code of a user's function, "" for ours.
         ours: whether it is one of ours.
         seconds: of a point, roughly, on a core; None if unknown.
@@ -52,7 +52,8 @@ class Run(NamedTuple):
     parameters: Mapping[str, Any]
     together: Callable[[Points, Keys], list[Any]]
     random: bool
-    shared: frozenset[str] | None = None
+    shared: frozenset[str] = frozenset()
+    alone: bool = False
     source: str = ""
     ours: bool = True
     seconds: Callable[[Values], float] | None = None
@@ -66,9 +67,7 @@ class Run(NamedTuple):
             return 0.0, 1.0
 
     def shape(self, values: Values) -> str:
-        """Equal for points that may share a call."""
-        if self.shared is None:
-            return digest([canonical(name, value) for name, value in sorted(values.items())])
+        """Equal for points that share compiled code."""
         found = [
             [name, _structure(value) if name in self.shared else canonical(name, value)]
             for name, value in sorted(values.items())
@@ -105,6 +104,7 @@ def run_of(function: Callable[..., Any]) -> Run:
         together=one_by_one,
         random="key" in parameters,
         source=_source(named),
+        alone=True,
         ours=False,
     )
 
@@ -366,13 +366,14 @@ _OURS: dict[Callable[..., Any], Run] = {
     ),
     th.optimal_risk: Run(
         "optimal_risk", {**_LAYER, "starts": 8, "tolerance": 1e-5}, _optimal_risk, random=True,
-        seconds=lambda v: 1.0 * v["starts"],
+        shared=frozenset({"snr", "prior", "activation"}), alone=True, seconds=lambda v: 1.0 * v["starts"],
     ),
     th.predict_stages: Run(
         "predict_stages",
         {**_LAYER, "dim": REQUIRED, "variance": 1.0, "step_size": 0.0, **_RATES, "threshold": 0.25, "samples": 64,
          "until": None},
-        _predict_stages, random=False, seconds=lambda v: 60.0,
+        _predict_stages, random=False, shared=frozenset({"snr", "prior", "activation", "variance", "step_size"}),
+        alone=True, seconds=lambda v: 60.0,
     ),
     sim.train: Run(
         "train", _SGD, _train, random=True, shared=frozenset({"snr", "prior", "activation", "variance"}),
@@ -384,6 +385,7 @@ _OURS: dict[Callable[..., Any], Run] = {
     ),
     agreement: Run(
         "agreement", {**_SGD, "replicas": 8, "simulator": "train", "until": None, "level": 0.01}, _agreement,
-        random=True, seconds=lambda v: _train_seconds(v) * v["replicas"] + 20,
+        random=True, shared=frozenset({"snr", "prior", "activation", "variance"}), alone=True,
+        seconds=lambda v: _train_seconds(v) * v["replicas"] + 20,
     ),
 }  # fmt: skip

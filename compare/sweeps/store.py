@@ -103,7 +103,7 @@ class SweepStore:
             self.rows.label({**columns, "replica": [point["replica"] for point in ordered]})
 
     def record(self, names: Sequence[str], report: Report) -> None:
-        """Keeps what became of the points of a call: first the numbers, then the lines that say they are there."""
+        """Keeps what became of the points of a call: first the numbers, then the line that says they are there."""
         assert report.outcomes is not None
         ends = dict(zip(names, report.outcomes, strict=True))
         kept = {name: outcome.data for name, outcome in ends.items() if outcome.data is not None}
@@ -112,12 +112,12 @@ class SweepStore:
         described = dict(zip(kept, told, strict=True))
         lines = []
         for name, outcome in ends.items():
-            line = {"name": name, "seconds": report.seconds / len(names), "device": report.device}
-            line["plan"] = len(self.manifest.plans) - 1
+            line: dict[str, Any] = {"name": name, "state": "failed" if outcome.failure else "done"}
+            line |= {"plan": len(self.manifest.plans) - 1, "seconds": report.seconds / len(names)}
             if outcome.failure:
                 line |= {"error": outcome.failure, "trace": outcome.trace}
-            lines.append(("failed" if outcome.failure else "done", {**line, "data": described.get(name)}))
-        self.manifest.add(lines)
+            lines.append({**line, "device": report.device, "data": described.get(name)})
+        self.manifest.add([("ended", lines)])
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def work(job: Job) -> Report:
 
 def _outcomes(job: Job) -> list[Outcome]:
     run = run_of(job.function)
-    keys = [point_key(*key) for key in job.keys]
+    keys = [point_key(*key) if run.random else None for key in job.keys]
     try:
         results = run.together(job.values, keys)
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Sweeps: names and paths, identities, keys, the Dataset, batches; stores are in test_sweep_store."""
 
+import contextlib
 import functools
 import json
 
@@ -301,10 +302,37 @@ class TestCalls:
         assert [len(batch) for batch in cut.batches] == [10] * 10
         assert cut.memory <= 10 * 2**12
 
-    def test_a_thousand_points_compile_once(self):
-        """Over ν and strengths, for risks, Bayes risks and flows."""
+    @pytest.mark.parametrize("run", [th.bayes_risk, th.population_risk])
+    def test_a_thousand_points_compile_once(self, run):
+        """Over ν and strengths: as few compilations as for twelve points, those of one call."""
+        fixed = {"length": 5, "prior": th.sign_flips([0.0], [1.0])}
+        if run is th.population_risk:
+            fixed["order"] = th.OrderParameters([[1.0], [-1.0]], [[1.0, -1.0], [-1.0, 1.0]])
 
-        grid = {"snr": np.linspace(0.5, 3, 20), "prior.amplitude[0]": np.linspace(0.5, 1, 50)}
-        data = sweep(th.bayes_risk, grid=grid, fixed={"length": 5, "prior": th.sign_flips([0.0], [1.0])}, **QUIET)
-        assert (data.status == 1).all()
-        assert (np.diff(data.risk, axis=0) < 0).all()
+        def compilations(snrs, strengths):
+            jax.clear_caches()
+            grid = {"snr": np.linspace(0.5, 3, snrs), "prior.amplitude[0]": np.linspace(0.5, 1, strengths)}
+            with _compilations() as seen:
+                data = sweep(run, grid=grid, fixed=fixed, **QUIET)
+            assert (data.status == 1).all()
+            return len(seen)
+
+        few = compilations(4, 3)
+        assert few >= 1
+        assert compilations(20, 50) == few
+
+
+@contextlib.contextmanager
+def _compilations():
+    """An entry for each function that XLA compiles inside the block."""
+    seen = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
