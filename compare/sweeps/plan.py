@@ -8,7 +8,7 @@ from theory._words import counted
 
 MOST_TOGETHER = 1024  # points in one call
 _LONGEST = 30.0  # seconds of one call, roughly: what a kill loses
-_PARTS = 16  # calls at least, if there is an executor to share them among
+_PARTS, _SHORTEST = 16, 3.0  # if workers share the calls: their number, unless they get shorter than these seconds
 _COMPILATION = 5.0  # seconds, roughly
 
 
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
             lines.append("  nothing to run")
             return "\n".join(lines)
         together = "one by one" if run.alone else f"values of {', '.join(sorted(run.shared))} side by side"
-        shapes = f"; {self.shapes} sets of shapes, compiled once each" if run.ours else ""
+        shapes = f"; {self.shapes} sets of shapes, each compiled once at most" if run.ours else ""
         lines.append(f"  to run: {self.todo} in {counted(len(self.batches), 'call')}, {together}{shapes}")
         if not run.alone:
             lines.append(f"  memory: at most {self.memory / 2**20:.3g} MiB a call, roughly")
@@ -99,13 +99,13 @@ def plan_of(
     for name, point in todo.items():
         if name not in placed:
             groups.setdefault(shapes[name], []).append(point)
-    for points in groups.values():
-        size = _together(grid, points, memory, shared_out)
-        batches += [tuple(point.name for point in points[i : i + size]) for i in range(0, len(points), size)]
     costs = {name: run.cost(point.values) for name, point in todo.items()}
-    seconds = None
-    if run.seconds is not None:
-        seconds = sum(own or 0.0 for own, _ in costs.values()) + _COMPILATION * len(set(shapes.values()))
+    total = sum(own or 0.0 for own, _ in costs.values())
+    longest = max(_SHORTEST, min(_LONGEST, total / _PARTS)) if shared_out else _LONGEST
+    for points in groups.values():
+        size = 1 if run.alone else _together([costs[point.name] for point in points], memory, longest)
+        batches += [tuple(point.name for point in points[i : i + size]) for i in range(0, len(points), size)]
+    seconds = None if run.seconds is None else total + _COMPILATION * len(set(shapes.values()))
     most = max((sum(costs[name][1] for name in batch) for batch in batches), default=0.0)
     wanted = {point.name for point in grid.points}
     return Plan(
@@ -114,19 +114,11 @@ def plan_of(
     )  # fmt: skip
 
 
-def _together(grid: Grid, points: Sequence[Point], memory: float, shared_out: bool) -> int:
-    """How many points of equal shapes one call takes."""
-    run = grid.run
-    if run.alone:
-        return 1
-    costs = [run.cost(point.values) for point in points]
+def _together(costs: Sequence[tuple[float | None, float]], memory: float, longest: float) -> int:
+    """How many points of equal shapes, of these seconds and bytes each, one call takes."""
     size = min(MOST_TOGETHER, int(memory // max(own for _, own in costs)))
-    longest = max(own or 0.0 for own, _ in costs)
-    if longest > 0:
-        size = min(size, int(_LONGEST / longest))
-    if shared_out:
-        size = min(size, -(-len(points) // _PARTS))
-    return max(1, size)
+    slowest = max(own or 0.0 for own, _ in costs)
+    return max(1, min(size, int(longest / slowest)) if slowest > 0 else size)
 
 
 def _duration(seconds: float) -> str:

@@ -1,0 +1,74 @@
+"""Sweeps: a thousand points against a loop of single calls, and two workers of one thread against one."""
+
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import sim
+import theory as th
+from compare import sweep
+from headsplit.executors import executor_for
+
+pytestmark = pytest.mark.benchmark
+
+QUIET = {"say": None, "progress": False}
+SNRS, FIRST, SECOND = np.linspace(0.5, 10, 20), np.linspace(0.3, 1.5, 10), np.linspace(0.3, 1.5, 5)
+ORDER = th.OrderParameters([[1.0, 0.6], [1.0, -0.6]], [[1.56, 0.64], [0.64, 1.56]])
+SHARE = 10  # of the points, in the loop
+
+
+def single(run, snr, first, second):
+    task = th.SingleLocation(5, snr, th.sign_flips([0.0, 0.0], [first, second]))
+    if run is th.bayes_risk:
+        return run(task, with_error=True)
+    return run(task, th.Softmax(), ORDER, with_error=True)
+
+
+@pytest.mark.parametrize("run", [th.bayes_risk, th.population_risk])
+def test_a_thousand_points_against_a_loop(run, tmp_path, benchmark):
+    """All of it: planning, compilation, evaluation with errors, and the store; the loop has its compilations too."""
+    fixed = {"length": 5, "prior": th.sign_flips([0.0, 0.0], [1.0, 1.0])}
+    if run is th.population_risk:
+        fixed["order"] = ORDER
+    grid = {"snr": SNRS, "prior.amplitude[0]": FIRST, "prior.amplitude[1]": SECOND}
+    jax.clear_caches()
+    start = time.perf_counter()
+    data = sweep(run, grid=grid, fixed=fixed, store=tmp_path / "s", **QUIET)
+    together = time.perf_counter() - start
+    assert (data.status == 1).all()
+
+    points = [(snr, a, b) for snr in SNRS for a in FIRST for b in SECOND]
+    sample = [points[SHARE * i + i % SHARE] for i in range(len(points) // SHARE)]
+    jax.clear_caches()
+    seconds = []
+    for _ in range(2):  # with and without compilation
+        start = time.perf_counter()
+        jax.block_until_ready([single(run, *point) for point in sample])
+        seconds.append(time.perf_counter() - start)
+    # compilations grow more slowly than points: those of the sample are the least that the loop has
+    least = seconds[0] + (SHARE - 1) * seconds[1]
+    print(f"\n{run.__name__}, 1000 points: sweep {together:.1f} s, loop at least {least:.0f} s: {least / together:.1f}")
+    benchmark.extra_info["loop / sweep"] = least / together
+    benchmark.pedantic(lambda: None)
+
+
+def test_two_workers_against_one(benchmark):
+    """SGD of the layer at eight ν, in processes of one thread, which have compiled before."""
+    fixed = {"length": 10, "heads": 4, "prior": th.sign_flips([2.0, 0, 0], [0, 2.5, 1.5]), "dim": 1000, "batch": 10,
+             "learning_rate": 5.0, "time": 60.0, "record": 5}  # fmt: skip
+    grid, taken = {"snr": np.linspace(0.5, 2, 8)}, {}
+    memory = 2**21  # a point a call
+    for workers in (1, 2):
+        with executor_for("processes", workers=workers) as pool:
+            warm = {**fixed, "time": 0.1, "record": 2}
+            sweep(sim.train, grid=grid, fixed=warm, executor=pool, memory=memory, **QUIET)
+            start = time.perf_counter()
+            data = sweep(sim.train, grid=grid, fixed=fixed, executor=pool, memory=memory, **QUIET)
+            taken[workers] = time.perf_counter() - start
+        assert (data.status == 1).all()
+    ratio = taken[1] / taken[2]
+    print(f"\none worker {taken[1]:.1f} s, two {taken[2]:.1f} s: {ratio:.2f} times as fast")
+    benchmark.extra_info["one / two"] = ratio
+    benchmark.pedantic(lambda: None)
