@@ -116,7 +116,7 @@ def gradient_flow(
         models, np.full(replicas, step_size), progress=progress, group=min(_TOGETHER, replicas)
     )
     if not within.all():
-        raise too_wide(method.tolerance, "more")
+        raise too_wide(run.accuracy, "more")
     recorded = eqx.combine(states[0], rest)
     trajectory = Trajectory(
         time=jnp.asarray(run.times),
@@ -165,6 +165,12 @@ class Run:
         self.tolerance, self.corrector_points = tolerance, whole("corrector_points", corrector_points, 2)
         self.bias_rate = float(non_negative("bias_rate", bias_rate, 0))
         self.scale_rate = float(non_negative("scale_rate", scale_rate, 0))
+
+    @property
+    def accuracy(self) -> float:
+        """Tolerance of the integrals."""
+        assert isinstance(self.method, Quadrature)
+        return self.method.tolerance
 
     def settings(self, activation: Activation, heads: int, step_size: float) -> dict[str, Any]:
         """How a flow was made, for its trajectory."""
@@ -285,10 +291,10 @@ def _solve(
 ) -> tuple[Activation, Array, Array, Array]:
     """Trained leaves (R, T, ...), m (R, T, H, F), r_⊥ (R, T, H, H) and result codes (R,) of a batch of starts."""
     corrected = flow.points is not None
-    several, fixed = eqx.partition((flow.task, flow.rest, flow.rates), eqx.is_array)
+    several, fixed = eqx.partition(_numbers(flow), eqx.is_array)
 
     def one(own: Any, trained: Activation, m: Array, r_perp: Array) -> tuple[Activation, Array, Array, Array]:
-        single = _Flow(*eqx.combine(own, fixed), flow.points)
+        single = _Flow(**eqx.combine(own, fixed), points=flow.points)
 
         def field(t: Any, y: Any, args: Any) -> Any:
             del t, args
@@ -352,10 +358,17 @@ def _solve_all(
             filled = index[np.minimum(np.arange(first, first + group), index.size - 1)]  # the last group is filled up
             lanes, starts = jax.tree.map(
                 lambda leaf: jnp.asarray(leaf[filled]),  # noqa: B023
-                ((own.task, own.rest, own.rates), begin),
+                (_numbers(own), begin),
             )
             solution = _solve(
-                _Flow(*lanes, own.points), *starts, jnp.asarray(times), evaluation, jnp.asarray(tolerance), meter
+                _Flow(**lanes, points=own.points),
+                starts[0],
+                starts[1],
+                starts[2],
+                jnp.asarray(times),
+                evaluation,
+                jnp.asarray(tolerance),
+                meter,
             )
             rows.append(index[first : first + group])
             parts.append(solution)
@@ -377,6 +390,11 @@ def _solve_all(
     r_perp = jnp.where(known, factor @ factor, jnp.nan)
     # not through the constructor, which refuses the NaN of failed runs
     return (moved, eqx.tree_at(lambda o: (o.m, o.r), order, (m, m @ jnp.swapaxes(m, -1, -2) + r_perp))), codes
+
+
+def _numbers(flow: _Flow) -> dict[str, Any]:
+    """What differs between flows."""
+    return {"task": flow.task, "rest": flow.rest, "rates": flow.rates}
 
 
 def _apart(flow: _Flow, start: State, chosen: Bool[np.ndarray, " N"], method: Method) -> list[Bool[np.ndarray, " N"]]:
@@ -416,8 +434,8 @@ def _hardest(
     known = finite(models) & np.repeat(chosen, records)
     fits = fit_each(method, models, known) if known.any() else []
     integrated = np.any([~known, *(own for _, own in fits)], axis=0)
-    for each in [fitted for fitted, _ in fits] + ([] if least is None else [least]):
-        method = method.at_least(each)
+    for each in [fitted for fitted, _ in fits] + [least]:
+        method = method.at_least(each) if isinstance(each, Quadrature) else method
     return method, integrated.reshape(-1, records).all(1)
 
 

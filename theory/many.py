@@ -76,7 +76,7 @@ def population_risks(
         >>> order = th.OrderParameters([[1.0], [-1.0]], [[1.0, -1.0], [-1.0, 1.0]])
         >>> risks, errors = population_risks(tasks, [th.Softmax()] * 4, [order] * 4)
         >>> print(risks.round(4))
-        [0.7684 0.7114 0.6171 0.4975]
+        [0.7682 0.7228 0.647  0.5403]
     """
     _check_method(method)
     models = _stacked_models(tasks, activations, orders)
