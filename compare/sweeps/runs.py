@@ -135,8 +135,8 @@ def _task(values: Values) -> th.SingleLocation:
     return th.SingleLocation(values["length"], values["snr"], values["prior"])
 
 
-def _start(values: Values, key: Key[Array, ""]) -> th.OrderParameters:
-    """Order parameters at the start, drawn unless they are given."""
+def _start(values: Values, key: Any) -> th.OrderParameters:
+    """Order parameters at the start, drawn with the key unless they are given."""
     order = values.get("order")
     if isinstance(order, Mapping):
         if set(order) != {"m", "r"}:

@@ -89,7 +89,7 @@ def test_default_methods_agree_within_their_errors(name):
             assert abs(float(found[0][i] - risk)) <= float(found[1][i] + error)
 
 
-@pytest.mark.parametrize("name", ["softmax", "softmax1", "bayes"])
+@pytest.mark.parametrize("name", ["softmax", *(pytest.param(n, marks=pytest.mark.slow) for n in ("softmax1", "bayes"))])
 def test_flows_are_those_of_single_calls(name):
     activation, method = ACTIVATIONS[name]
     for lengths, step_size in [((3, 6), 0.0), ((4,), np.array([0.0, 0.5, 0.5]))]:
@@ -108,6 +108,7 @@ def test_flows_are_those_of_single_calls(name):
         assert [int(each.result) for each in found] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_flows_by_the_default_method():
     tasks, orders, each = sweep(3, (3, 6)), [start(i) for i in range(3)], [th.Softmax()] * 3
     found = gradient_flows(tasks, each, orders, [0.0, 2.0], progress=False)
@@ -192,6 +193,7 @@ def test_a_thousand_points_are_compiled_once():
     assert compilations(lambda: softmax(grid[-3:]))["_loop"] == 2
 
 
+@pytest.mark.slow
 def test_the_solver_is_compiled_as_often_for_many_points():
     def run(count):
         tasks = sweep(count, (3, 6))
