@@ -234,7 +234,7 @@ class TestReplicas:
 
     def test_of_agreement(self):
         """They are judged together; what sweeps over η changes is both sides."""
-        fixed = {**FIXED, "dim": 60, "simulator": "train_reduced"}
+        fixed = {**FIXED, "heads": 1, "dim": 60, "simulator": "train_reduced"}
         del fixed["learning_rate"]
         data = sweep(agreement, grid={"learning_rate": [1.0, 2.0]}, fixed=fixed, replicas=3, **QUIET)
         assert data.status.values.tolist() == [1, 1]
