@@ -78,7 +78,8 @@ def plan_of(
     Args:
         grid: all points.
         states: "done" or "failed", of the points that are stored.
-        kept: calls planned before: they stay together, so that a sweep that was stopped goes on bit for bit.
+        kept: calls planned before: they stay together, so that a sweep that was stopped goes on bit for bit, unless
+            they take more memory than is allowed now.
         retry: whether failed points run again.
         memory: bytes that a call may take.
         shared_out: whether an executor shares the calls among workers.
@@ -90,10 +91,14 @@ def plan_of(
     settled = done | (set() if retry else failed)
     todo = {point.name: point for point in grid.points if point.name not in settled}
     batches: list[tuple[str, ...]] = []
+    costs = {name: run.cost(point.values) for name, point in todo.items()}
+    placed: set[str] = set()
     for batch in kept:
-        if batch and all(name in todo for name in batch):
+        if not batch or any(name not in todo or name in placed for name in batch):
+            continue
+        if len(batch) == 1 or sum(costs[name][1] for name in batch) <= memory:
             batches.append(tuple(batch))
-    placed = {name for batch in batches for name in batch}
+            placed |= {*batch}
     groups: dict[str, list[Point]] = {}
     shapes = {name: run.shape(point.values) for name, point in todo.items()}
     for name, point in todo.items():
@@ -102,7 +107,6 @@ def plan_of(
     for points in groups.values():
         size = _together(grid, points, memory, shared_out)
         batches += [tuple(point.name for point in points[i : i + size]) for i in range(0, len(points), size)]
-    costs = {name: run.cost(point.values) for name, point in todo.items()}
     seconds = None
     if run.seconds is not None:
         seconds = sum(own or 0.0 for own, _ in costs.values()) + _COMPILATION * len(set(shapes.values()))
