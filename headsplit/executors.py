@@ -31,12 +31,21 @@ def one_thread() -> None:
 
 
 def start_worker() -> None:
-    """One thread, and Ctrl-C is left to the process that gives out the work."""
+    """One thread, Ctrl-C is left to the process that gives out the work, and no worker outlives that process."""
     from tqdm import tqdm
 
     one_thread()
     tqdm.set_lock(threading.RLock())  # its own is shared by processes, and left over when one is killed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

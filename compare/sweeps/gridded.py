@@ -83,10 +83,12 @@ def _data(entry: Entry) -> xr.Dataset:
 
 
 def _coordinate(values: Sequence[Any]) -> np.ndarray:
-    """Numbers as numbers; as text if there is any text among them."""
-    if any(isinstance(value, str) for value in values):
-        return np.array([str(value) for value in values], object)
-    return np.array(values)
+    """Numbers as numbers; as text if there is any text among them, or if they were not all different as numbers."""
+    if not any(isinstance(value, str) for value in values):
+        numbers = np.array(values)
+        if len({*numbers.tolist()}) == len(values):
+            return numbers
+    return np.array([str(value) for value in values], object)
 
 
 def _common_label(dim: str, size: int, points: Sequence[xr.Dataset]) -> tuple[np.ndarray, dict[str, Any]] | None:

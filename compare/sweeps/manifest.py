@@ -1,9 +1,9 @@
 """The manifest of a stored sweep: one line of JSON for everything that happened, only ever added to.
 
 Lines are {"sweep": …} (the first: schema, what is not swept, the swept names), {"plan": …} (a driver started: its grid,
-versions, flags, commit), {"point": …} (a point, its row, labels and configuration), {"batch": …} (points of one call)
-and {"ended": …} (what became of all points of a call). What a kill cut off is the end of the last line, which then
-counts for nothing.
+versions, flags, commit), {"point": …} (a point, its row, labels and configuration), {"batches": …} (points of
+each new call) and {"ended": …} (what became of all points of a call). What a kill cut off is the end of the last line,
+which then counts for nothing.
 """
 
 import datetime
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.store import PACKAGES, commit
+from compare.sweeps.rows import DATA
 from compare.sweeps.work import flags
 from theory._checks import invalid
 from theory._versions import installed
@@ -43,8 +44,11 @@ class Manifest:
         self.batches: list[list[str]] = []
         self.ends: dict[str, dict[str, Any]] = {}
         self._whole = 0  # bytes of whole lines
+        numbers = (folder / DATA).exists()
         if self.path.exists():
             self._read()
+            if numbers and not self.header:
+                raise ValueError(f"{self.path}: nothing in it, beside {DATA} (damaged)")
 
     def _read(self) -> None:
         raw = self.path.read_bytes()
@@ -65,11 +69,18 @@ class Manifest:
         elif kind == "plan":
             self.plans.append(what)
         elif kind == "point":
+            if what["row"] != len(self.points):
+                raise ValueError(f"row {what['row']} after {len(self.points)} points: lines are missing")
             self.points[what["name"]] = what
-        elif kind == "batch":
+        elif kind == "batches":
+            self.batches += what
+        elif kind == "batch":  # one of them, in older stores
             self.batches.append(what)
         elif kind == "ended":
-            self.ends |= {end["name"]: end for end in what}
+            for end in what:
+                if end["name"] not in self.points or end["plan"] >= len(self.plans):
+                    raise ValueError(f"the end of {end['name']}, which no line before began: lines are missing")
+                self.ends[end["name"]] = end
         else:
             raise ValueError(f"unknown kind of line {kind!r}")
 

@@ -78,7 +78,8 @@ def plan_of(
     Args:
         grid: all points.
         states: "done" or "failed", of the points that are stored.
-        kept: calls planned before: they stay together, so that a sweep that was stopped goes on bit for bit.
+        kept: calls planned before: they stay together, so that a sweep that was stopped goes on bit for bit, unless
+            they take more memory than is allowed now.
         retry: whether failed points run again.
         memory: bytes that a call may take.
         shared_out: whether an executor shares the calls among workers.
@@ -90,16 +91,19 @@ def plan_of(
     settled = done | (set() if retry else failed)
     todo = {point.name: point for point in grid.points if point.name not in settled}
     batches: list[tuple[str, ...]] = []
+    costs = {name: run.cost(point.values) for name, point in todo.items()}
+    placed: set[str] = set()
     for batch in kept:
-        if batch and all(name in todo for name in batch):
+        if not batch or any(name not in todo or name in placed for name in batch):
+            continue
+        if len(batch) == 1 or sum(costs[name][1] for name in batch) <= memory:
             batches.append(tuple(batch))
-    placed = {name for batch in batches for name in batch}
+            placed |= {*batch}
     groups: dict[str, list[Point]] = {}
     shapes = {name: run.shape(point.values) for name, point in todo.items()}
     for name, point in todo.items():
         if name not in placed:
             groups.setdefault(shapes[name], []).append(point)
-    costs = {name: run.cost(point.values) for name, point in todo.items()}
     total = sum(own or 0.0 for own, _ in costs.values())
     longest = max(_SHORTEST, min(_LONGEST, total / _PARTS)) if shared_out else _LONGEST
     for points in groups.values():

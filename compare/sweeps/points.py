@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compare.sweeps.gridded import OURS
 from compare.sweeps.identity import canonical, digest
 from compare.sweeps.runs import REQUIRED, Run
 from theory import Prior
@@ -69,6 +70,8 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise invalid(name, "a dict from names to values", repr(given))
     seed = whole("seed", seed, 0)
+    if seed >= 2**63:
+        raise invalid("seed", "a whole number below 2**63", seed)
     fixed, swept = dict(fixed), dict(grid)
     if replicas is not None:
         replicas = whole("replicas", replicas, 1)
@@ -80,8 +83,12 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
     for name in (*fixed, *swept):
         _known(name.split(".")[0].split("[")[0] if name in swept else name, run)
     for name in swept:
-        if name in fixed:
-            _not_twice(name, fixed)
+        _not_twice(name, fixed)
+        if name in (*OURS, "replica"):
+            raise invalid("grid", f"names other than {', '.join(OURS)}, replica, which the Dataset has itself", name)
+        if name in run.returned:
+            raise invalid("grid", f"names other than {', '.join(sorted(run.returned))}, which the Dataset of "
+                          f"{run.name} has itself (one sweep for each value, by `fixed`)", name)  # fmt: skip
     values = {name: _in_grid(name, given) for name, given in swept.items()}
     start = {name: default for name, default in run.parameters.items() if default is not REQUIRED}
     start |= {name: _parsed(name, value, run) for name, value in fixed.items()}
@@ -100,14 +107,14 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
         raise invalid("grid", f"at most {_MOST_POINTS:,} points", f"{count:,}")
 
     whole_names = [name for name in values if name in run.parameters]  # before their parts
-    paths = [name for name in values if name not in run.parameters]
+    paths = sorted((name for name in values if name not in run.parameters), key=len)  # and larger ones before theirs
     base = {"run": run.name, "values": {}}
     if run.source:
         base["source"] = run.source
     if run.random:
         base["seed"] = seed
     base["values"] = {name: canonical(name, value) for name, value in sorted(start.items()) if name not in swept}
-    points = []
+    points, first = [], {}
     for place in itertools.product(*(range(len(given)) for given in values.values())):
         chosen = dict(zip(values, place, strict=True))
         own = start | {name: values[name][chosen[name]] for name in whole_names}
@@ -116,6 +123,9 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
         configuration = base | {"values": {name: canonical(name, value) for name, value in sorted(own.items())}}
         words = digest(configuration)
         label = {name: labels[name][index] for name, index in chosen.items()}
+        if words in first:
+            raise invalid("grid", "names whose values all count", f"the same point as {first[words]} and {label}")
+        first[words] = label
         for replica in range(replicas or 1):
             full = configuration | {"replica": replica}
             points.append(Point(digest(full), words, place, replica, label, own, full))
@@ -165,6 +175,8 @@ def _label(name: str, value: Any) -> Any:
     plain = canonical(name, value)
     if isinstance(plain, str):
         return plain
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return str(value)  # no number of a Dataset
     return value if isinstance(value, int | float) else str(plain)
 
 

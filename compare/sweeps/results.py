@@ -41,6 +41,9 @@ def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
     if not isinstance(result, xr.Dataset):
         named = result if isinstance(result, Mapping) else {NUMBER: result}
         result = xr.Dataset({name: _variable(str(name), value) for name, value in named.items()})
+    for name in (*result.variables, *result.dims):
+        if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
+            raise invalid("run", "names of variables that are text, without '/'", repr(name))
     return plain(result), failure
 
 

@@ -7,7 +7,7 @@ with its sizes and checked against the digest that the manifest has.
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ class Rows:
     def __init__(self, folder: Path, *, write: bool):
         self.path = folder / DATA
         self._group: zarr.Group | None = None
-        if write or self.path.exists():
-            self._group = zarr.open_group(self.path, mode="a" if write else "r", zarr_format=3)
+        if write:
+            self._group = zarr.open_group(self.path, mode="a", zarr_format=3)
+        elif self.path.exists():
+            with contextlib.suppress(Exception):  # then every point says that it cannot be read
+                self._group = zarr.open_group(self.path, mode="r", zarr_format=3)
         self._arrays: dict[str, zarr.Array] = {}
         self._attrs: dict[str, dict[str, Any]] = {}
         self._read: dict[str, np.ndarray | None] = {}
@@ -66,6 +69,34 @@ class Rows:
                 overwrite=True,
                 attributes={"long_name": "swept value" if name != "replica" else "replica"},
             )
+
+    def kinds(self, labels: Collection[str], total: int) -> dict[str, tuple[tuple[str, ...], str]]:
+        """Dimensions and type of each variable that is there, as in `results.conflict`.
+
+        Args:
+            labels: names of arrays that are no variables.
+            total: rows that they may have.
+
+        Raises:
+            Damaged: an array that cannot be read, or has rows that no point has.
+        """
+        found = {}
+        for name in (
+            sorted(folder.name for folder in self.path.iterdir() if folder.is_dir()) if self.path.exists() else []
+        ):
+            if name in labels:
+                continue
+            try:
+                if self._group is not None and name not in self._group:
+                    continue
+                array = self._stored(name)
+            except Exception as error:
+                raise Damaged(f"{name} cannot be read ({type(error).__name__}: {error})") from error
+            if array.shape[0] > total:
+                raise Damaged(f"{name} has {array.shape[0]} rows, the manifest {total} points")
+            dims, kind = tuple(map(str, (array.metadata.dimension_names or ())[1:])), np.dtype(array.dtype).kind  # pyright: ignore
+            found[name] = dims, "object" if kind in "OUT" else str(array.dtype)
+        return found
 
     def _array(self, name: str, like: xr.Variable, shape: tuple[int, ...], total: int) -> zarr.Array:
         """The array of a variable, made or grown to what is needed."""
@@ -132,6 +163,20 @@ class Rows:
             if found[name] != digest:
                 raise Damaged(f"{where}: {name} is missing or differs from what was written (a damaged chunk)")
         return data
+
+
+def mend(folder: Path) -> None:
+    """Takes away descriptions of arrays that cannot be read: what is written next makes them again."""
+    if not (folder / DATA).exists():
+        return
+    for path in (folder / DATA).rglob("zarr.json"):
+        try:
+            zarr.open(path.parent, mode="r")
+        except OSError:
+            raise
+        except Exception:
+            path.unlink()
+    zarr.open_group(folder / DATA, mode="a", zarr_format=3)
 
 
 def _runs(values: Mapping[int, xr.Variable]) -> list[tuple[int, np.ndarray]]:

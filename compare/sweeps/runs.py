@@ -5,6 +5,7 @@ A run is given several points that share all shapes, and returns what it found f
 
 import ast
 import contextlib
+import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ class Run(NamedTuple):
         alone: whether points run one by one all the same.
         source: a digest of the code of a user's function, "" for ours.
         ours: whether it is one of ours.
+        returned: parameters that share their name with a dimension or variable of what it returns.
         seconds: of a point, roughly, on a core; None if unknown.
         bytes: of memory that a point takes in a call, roughly.
     """
@@ -56,6 +58,7 @@ class Run(NamedTuple):
     alone: bool = False
     source: str = ""
     ours: bool = True
+    returned: frozenset[str] = frozenset()
     seconds: Callable[[Values], float] | None = None
     bytes: Callable[[Values], float] = lambda values: 2.0**20
 
@@ -98,12 +101,15 @@ def run_of(function: Callable[..., Any]) -> Run:
     module = getattr(named, "__module__", "")
     if module == "__main__":  # the same function when the file is imported
         module = Path(inspect.getfile(named)).stem
+    source = _source(named)
+    if isinstance(function, functools.partial) and function.args:  # bound by position: no parameters any more
+        source = digest([source, canonical("run", function.args)])
     return Run(
         name=f"{module}:{getattr(named, '__qualname__', type(named).__qualname__)}",
         parameters={name: p.default for name, p in parameters.items() if name != "key"},
         together=one_by_one,
         random="key" in parameters,
-        source=_source(named),
+        source=source,
         alone=True,
         ours=False,
     )
@@ -147,6 +153,7 @@ def _start(values: Values, key: Any) -> th.OrderParameters:
     for name in ("heads", "dim"):
         if values[name] is None:
             raise invalid(name, "a number, or `order` in place of heads, dim and variance", None)
+    assert key is not None
     return th.OrderParameters.initial(
         jax.random.fold_in(key, _START),
         heads=values["heads"],
@@ -346,6 +353,7 @@ _SGD = {
     **_LAYER, "dim": REQUIRED, "variance": 1.0, "learning_rate": REQUIRED, "time": REQUIRED, "batch": REQUIRED,
     "record": 31, "loss": "finite", **_RATES, "evaluation": 1000,
 }  # fmt: skip
+_RETURNED = frozenset({"time", "loss"})
 _OURS: dict[Callable[..., Any], Run] = {
     th.bayes_risk: Run(
         "bayes_risk", {**_POINT, "tolerance": 1e-6}, _bayes_risk, random=False,
@@ -366,7 +374,8 @@ _OURS: dict[Callable[..., Any], Run] = {
     ),
     th.optimal_risk: Run(
         "optimal_risk", {**_LAYER, "starts": 8, "tolerance": 1e-5}, _optimal_risk, random=True,
-        shared=frozenset({"snr", "prior", "activation"}), alone=True, seconds=lambda v: 1.0 * v["starts"],
+        shared=frozenset({"snr", "prior", "activation"}), alone=True, returned=frozenset({"starts"}),
+        seconds=lambda v: 1.0 * v["starts"],
     ),
     th.predict_stages: Run(
         "predict_stages",
@@ -377,15 +386,16 @@ _OURS: dict[Callable[..., Any], Run] = {
     ),
     sim.train: Run(
         "train", _SGD, _train, random=True, shared=frozenset({"snr", "prior", "activation", "variance"}),
-        seconds=_train_seconds, bytes=_train_bytes,
+        returned=_RETURNED, seconds=_train_seconds, bytes=_train_bytes,
     ),
     sim.train_reduced: Run(
         "train_reduced", _SGD, _train_reduced, random=True,
-        shared=frozenset({"snr", "prior", "activation", "variance"}), seconds=_reduced_seconds, bytes=_reduced_bytes,
+        shared=frozenset({"snr", "prior", "activation", "variance"}), returned=_RETURNED,
+        seconds=_reduced_seconds, bytes=_reduced_bytes,
     ),
     agreement: Run(
         "agreement", {**_SGD, "replicas": 8, "simulator": "train", "until": None, "level": 0.01}, _agreement,
-        random=True, shared=frozenset({"snr", "prior", "activation", "variance"}), alone=True,
+        random=True, shared=frozenset({"snr", "prior", "activation", "variance"}), alone=True, returned=_RETURNED,
         seconds=lambda v: _train_seconds(v) * v["replicas"] + 20,
     ),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from compare.sweeps.gridded import Entry, configuration_text, gridded
 from compare.sweeps.manifest import MANIFEST, SCHEMA, Manifest, circumstances
 from compare.sweeps.plan import Plan
 from compare.sweeps.points import Grid, Point
-from compare.sweeps.rows import Damaged, Rows
+from compare.sweeps.rows import Damaged, Rows, mend
 from compare.sweeps.work import Outcome, Report
 from theory._checks import invalid
 from theory._words import counted
@@ -50,7 +50,7 @@ class SweepStore:
             return
         ours, theirs = _flat(grid.base), _flat(header["base"])
         lines = differences(ours, theirs)
-        if list(grid.labels) != header["names"]:
+        if {*grid.labels} != {*header["names"]}:
             lines.append(f"swept names: {list(grid.labels)} here, {header['names']} there")
         lines += differences(circumstances()["flags"], self.manifest.plans[0]["flags"]) if self.manifest.plans else []
         if lines:
@@ -65,18 +65,38 @@ class SweepStore:
         Raises:
             ValueError: points whose numbers are damaged, by name (not with `retry`: they count as missing).
         """
+        if retry:
+            mend(self.folder)
+        rows = Rows(self.folder, write=False)
         found, damaged = {}, []
         for point in points:
             end = self.manifest.ends.get(point.name)
             if end is None or (retry and end["state"] == "failed"):
                 continue
             try:
-                found[point.name] = _read(self.rows, self.manifest, point.name)
+                found[point.name] = _read(rows, self.manifest, point.name)
             except Damaged as error:
                 damaged.append(str(error))
         if damaged and not retry:
             raise ValueError(_damage(self.folder, damaged))
         return found
+
+    @property
+    def replicated(self) -> bool:
+        """Whether it has a dimension of replicas, which is then no name for the run to use."""
+        return any(plan["grid"]["replicas"] is not None for plan in self.manifest.plans)
+
+    def kinds(self) -> dict[str, tuple[tuple[str, ...], str]]:
+        """Dimensions and type of each stored variable, of whatever point.
+
+        Raises:
+            ValueError: an array that cannot be read.
+        """
+        labels = {*self.manifest.header.get("names", ()), *(["replica"] if self.replicated else [])}
+        try:
+            return Rows(self.folder, write=False).kinds(labels, len(self.manifest.points))
+        except Damaged as error:
+            raise ValueError(_damage(self.folder, [str(error)], "array")) from error
 
     def begin(self, plan: Plan) -> None:
         """Writes down what is about to be done."""
@@ -95,12 +115,15 @@ class SweepStore:
                     lines.append(("point", {"name": name, **own, "configuration": point.configuration}))
                     row += 1
         known = {tuple(batch) for batch in manifest.batches}
-        lines += [("batch", list(batch)) for batch in plan.batches if batch not in known]
+        batches = [list(batch) for batch in plan.batches if batch not in known]
+        if batches:  # all in one line: what a kill leaves of them would be cut otherwise afterwards
+            lines.append(("batches", batches))
         manifest.add(lines)
         ordered = sorted(manifest.points.values(), key=lambda point: point["row"])
         columns = {name: [point["labels"][name] for point in ordered] for name in manifest.header["names"]}
         if ordered:
-            self.rows.label({**columns, "replica": [point["replica"] for point in ordered]})
+            replicas = {"replica": [point["replica"] for point in ordered]} if self.replicated else {}
+            self.rows.label({**columns, **replicas})
 
     def record(self, names: Sequence[str], report: Report) -> None:
         """Keeps what became of the points of a call: first the numbers, then the line that says they are there."""
@@ -130,7 +153,10 @@ def opened(path: str | Path) -> Iterator[SweepStore]:
     """
     folder = Path(path)
     _check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise invalid("store", "a folder, or a place for one", f"{folder}, inside a file") from error
     lock = FileLock(folder / _LOCK, timeout=0)
     try:
         lock.acquire()
@@ -176,11 +202,11 @@ def _read(rows: Rows, manifest: Manifest, name: str) -> Outcome:
     return Outcome(data, end.get("error", ""), end.get("trace", ""))
 
 
-def _damage(folder: Path, damaged: Sequence[str]) -> str:
+def _damage(folder: Path, damaged: Sequence[str], what: str = "point") -> str:
     more = f", and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     return (
-        f"store: {folder} is damaged, {counted(len(damaged), 'point')}: {'; '.join(damaged[:3])}{more}. Nothing was "
-        "changed; `retry=True` runs these points again"
+        f"store: {folder} is damaged, {counted(len(damaged), what)}: {'; '.join(damaged[:3])}{more}. Nothing was "
+        "changed; `retry=True` runs points that are damaged again"
     )
 
 
@@ -210,7 +236,10 @@ class StoredSweep:
     @property
     def labels(self) -> dict[str, list[Any]]:
         """Every value of each swept name that a point has: numbers in order, others as they came."""
-        found = {name: list(dict.fromkeys(point["labels"][name] for point in self._points)) for name in self._names}
+        found = {
+            name: list({_key(point["labels"][name]): point["labels"][name] for point in self._points}.values())
+            for name in self._names
+        }
         numbers = {name: all(isinstance(v, int | float) for v in values) for name, values in found.items()}
         return {name: sorted(values) if numbers[name] else values for name, values in found.items()}
 
@@ -221,10 +250,10 @@ class StoredSweep:
             ValueError: numbers that are missing or damaged, by the point.
         """
         labels, rows, entries, damaged = self.labels, Rows(self.folder, write=False), [], []
-        where = {name: {value: i for i, value in enumerate(values)} for name, values in labels.items()}
+        where = {name: {_key(value): i for i, value in enumerate(values)} for name, values in labels.items()}
         for name, end in self.manifest.ends.items():
             point = self.manifest.points[name]
-            place = tuple(where[key][value] for key, value in point["labels"].items())
+            place = tuple(where[key][_key(point["labels"][key])] for key in self._names)
             try:
                 outcome = _read(rows, self.manifest, name)
             except Damaged as error:
@@ -277,6 +306,11 @@ class StoredSweep:
         if len(failures) > _SHOWN:
             lines.append(f"  … and {len(failures) - _SHOWN} more, in `.failures`")
         return "\n".join(lines)
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    """True is not 1."""
+    return isinstance(value, bool), value
 
 
 def _listed(values: Sequence[Any]) -> str:

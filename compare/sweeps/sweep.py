@@ -17,7 +17,7 @@ from compare.sweeps.results import conflict
 from compare.sweeps.runs import run_of
 from compare.sweeps.store import SweepStore, open_sweep, opened
 from compare.sweeps.work import Job, Outcome, Report, flags, work
-from theory._checks import positive
+from theory._checks import invalid, positive
 from theory._words import counted
 
 _POLL = 0.2  # seconds, for executors whose jobs cannot be waited for
@@ -107,12 +107,11 @@ def sweep(
     points = grid_of(run_of(run), grid, {} if fixed is None else fixed, replicas=replicas, seed=seed)
     with nullcontext() if store is None else opened(store) as kept:
         known = {} if kept is None else _known(kept, points, retry=retry)
+        kinds, taken = _kinds(points, kept)
         plan = _plan(points, kept, known, retry=retry, memory=memory, shared_out=executor is not None, store=store)
         say(str(plan))
         if plan.todo:
-            if kept is not None:
-                kept.begin(plan)
-            _drive(run, plan, kept, known, executor, seed=seed, progress=progress)
+            _drive(run, plan, kept, known, kinds, taken, executor, seed=seed, progress=progress)
     ended = [(point, known[point.name]) for point in points.points if point.name in known]
     entries = [Entry((*p.place, p.replica), own.data, _state(own), own.failure) for p, own in ended]
     failed = [entry.failure for entry in entries if entry.failure]
@@ -150,6 +149,17 @@ def _known(kept: SweepStore, points: Grid, *, retry: bool) -> dict[str, Outcome]
     return kept.entries(points.points, retry=retry)
 
 
+def _kinds(points: Grid, kept: SweepStore | None) -> tuple[dict[str, Any], set[str]]:
+    """Kinds of the variables that the store has, of whatever point, and names that the run must not use."""
+    kinds = {} if kept is None else kept.kinds()
+    taken = {*points.labels, *OURS}
+    if points.replicas is not None and any("replica" in (name, *dims) for name, (dims, _) in kinds.items()):
+        raise invalid("replicas", "none: the stored points have a 'replica' of their own", points.replicas)
+    if points.replicas is not None or (kept is not None and kept.replicated):
+        taken.add("replica")
+    return kinds, taken
+
+
 def _plan(
     points: Grid,
     kept: SweepStore | None,
@@ -180,6 +190,8 @@ def _drive(
     plan: Plan,
     kept: SweepStore | None,
     known: dict[str, Outcome],
+    kinds: dict[str, Any],
+    taken: set[str],
     executor: Any,
     *,
     seed: int,
@@ -196,17 +208,14 @@ def _drive(
         )
         for batch in plan.batches
     ]
-    taken, kinds, failed = {*plan.grid.labels, *OURS}, {}, 0
-    if plan.grid.replicas is not None:
-        taken.add("replica")
-    for outcome in known.values():
-        if outcome.data is not None:
-            conflict(kinds, outcome.data, taken)
+    failed = 0
     where = "nothing is kept without a store"
     if kept is not None:
         where = f"what had ended is in {kept.folder}, and the same call goes on"
     with tqdm(total=plan.todo, unit=" points", delay=2, leave=False, disable=not progress) as bar:
         try:
+            if kept is not None:
+                kept.begin(plan)
             for index, report in _reports(jobs, executor):
                 if report.outcomes is None:
                     raise KeyboardInterrupt

@@ -56,6 +56,15 @@ def ragged(heads, features):
     )
 
 
+def kinds(x):
+    """Whole numbers for large x."""
+    return {"v": np.array([x]) if x > 5 else np.array([0.5])}
+
+
+def runs_of_its_own(x):
+    return xr.Dataset({"v": ("replica", [x, 2.0 * x])}, coords={"replica": [0, 1]})
+
+
 def pid(x, pause):
     time.sleep(pause)
     return {"pid": os.getpid(), "twice": 2 * x}

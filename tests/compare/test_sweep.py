@@ -72,6 +72,8 @@ class TestIdentity:
         assert a.source == c.source != b.source
         part = run_of(functools.partial(sweepable.deterministic, y=3.0))
         assert (part.name, part.source, part.parameters["y"]) == (a.name, a.source, 3.0)
+        bound = [run_of(functools.partial(sweepable.deterministic, x)).source for x in (1.0, 2.0)]
+        assert len({*bound, a.source}) == 3
         assert run_of(lambda x: x).source
 
     def test_keys(self):
@@ -108,6 +110,37 @@ class TestNames:
     def test_replicas_of_what_has_no_chance(self):
         with pytest.raises(ValueError, match="takes no key"):
             sweep(th.bayes_risk, grid={"snr": [1]}, fixed={"length": 5, "prior": PRIOR}, replicas=2, **QUIET)
+
+    def test_names_of_the_results(self):
+        """Refused before anything runs."""
+        with pytest.raises(ValueError, match="names other than loss, time, which the Dataset of train has itself"):
+            sweep(sim.train, grid={"time": [0.1, 0.2]}, fixed={}, **QUIET)
+        with pytest.raises(ValueError, match="names other than status, failure, replica"):
+            sweep(lambda status: 1.0, grid={"status": [1]}, **QUIET)
+
+    def test_a_part_and_the_whole(self):
+        """The part counts, in whatever order they are given; values that do not count are refused."""
+        fixed = {"length": 5, "prior": PRIOR, "snr": 2.0}
+        grid = {"prior.amplitude[0]": [1.0, 2.0], "prior.amplitude": [[1, 1], [1, 2]]}
+        assert len(set(names(th.bayes_risk, grid, fixed))) == 4
+        with pytest.raises(ValueError, match="grid: expected names whose values all count, got the same point as"):
+            names(_of_options, {"options.steps[1]": [1, 2], "options.steps[-1]": [5]},
+                  {"options": {"rate": 0.0, "steps": [1, 2]}})  # fmt: skip
+
+    def test_seeds_beyond_64_bits(self):
+        with pytest.raises(ValueError, match=r"seed: expected a whole number below 2\*\*63"):
+            names(th.bayes_risk, {"snr": [1]}, {"length": 5, "prior": PRIOR}, seed=2**63)
+
+    @pytest.mark.parametrize("name", ["", "a/b", 1])
+    def test_names_that_a_run_returns(self, name):
+        data = sweep(lambda x: {name: x}, grid={"x": [1.0]}, **QUIET)
+        assert "names of variables that are text" in data.failure.item()
+
+    def test_whole_numbers_beyond_64_bits(self, tmp_path):
+        """Label the Dataset as text, which can be written."""
+        data = sweep(lambda x: x % 7, grid={"x": [2**70, 2**63]}, store=tmp_path / "s", **QUIET)
+        assert data.x.values.tolist() == [str(2**70), str(2**63)]
+        data.to_netcdf(tmp_path / "data.nc")
 
     def test_functions_without_names(self):
         with pytest.raises(ValueError, match="parameters all have names"):

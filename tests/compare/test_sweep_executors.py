@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
+import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,3 +152,23 @@ def test_cancelled_jobs(tmp_path):
     with pytest.raises(SweepInterrupted, match="a worker died"):
         sweep(sweepable.deterministic, grid={"x": [1, 2]}, executor=Cancels(), store=tmp_path / "s", **QUIET)
     assert len(open_sweep(tmp_path / "s").manifest.ends) <= 1
+
+
+def test_workers_do_not_outlive_their_parent(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal\n"
+        "from headsplit.executors import executor_for\n"
+        "if __name__ == '__main__':\n"
+        "    with executor_for('processes', workers=1) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, script], cwd=root, stdout=subprocess.PIPE, timeout=120, check=False)
+    worker = Path("/proc") / done.stdout.decode().strip()  # its output is closed: it has ended
+    deadline = time.monotonic() + 20
+    while worker.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert done.returncode == -9
+    assert not worker.exists()

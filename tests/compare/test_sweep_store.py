@@ -130,6 +130,39 @@ def _driver(folder):
     return script
 
 
+def _stopped(folder, monkeypatch, snrs, **options):
+    """A sweep of Bayes risks that is stopped in its first call."""
+    monkeypatch.setattr("compare.sweeps.sweep.work", _stopped_after(0))
+    with pytest.raises(SweepInterrupted):
+        sweep(th.bayes_risk, grid={"snr": snrs}, fixed=BAYES, store=folder, **options, **QUIET)
+    monkeypatch.undo()
+
+
+BAYES = {"length": 3, "prior": PRIOR}
+
+
+class TestPlannedBefore:
+    def test_no_point_runs_twice(self, tmp_path, monkeypatch):
+        """Calls that were planned for a part of the grid, and then for all of it."""
+        for snrs in ([1.0, 2.0, 3.0], [1.0], [1.0, 2.0]):
+            _stopped(tmp_path / "s", monkeypatch, snrs)
+        plan = plan_sweep(th.bayes_risk, grid={"snr": [1.0, 2.0, 3.0]}, fixed=BAYES, store=tmp_path / "s")
+        assert [len(batch) for batch in plan.batches] == [3]
+
+    def test_calls_that_took_too_much_memory(self, tmp_path, monkeypatch):
+        _stopped(tmp_path / "s", monkeypatch, [1.0, 2.0])
+        given = {"grid": {"snr": [1.0, 2.0]}, "fixed": BAYES, "store": tmp_path / "s"}
+        assert [len(batch) for batch in plan_sweep(th.bayes_risk, **given).batches] == [2]
+        assert [len(batch) for batch in plan_sweep(th.bayes_risk, **given, memory=2**12).batches] == [1, 1]
+
+    def test_are_one_line(self, tmp_path, monkeypatch):
+        """However much of it a kill leaves, the calls are those of a sweep that nothing disturbed."""
+        snrs = [1.0, 2.0, 3.0]
+        _stopped(tmp_path / "s", monkeypatch, snrs, memory=2**12)
+        lines = [json.loads(line) for line in (tmp_path / "s" / MANIFEST).read_text().splitlines()]
+        assert [len(line["batches"]) for line in lines if "batches" in line] == [3]
+
+
 class TestKilled:
     def test_driver(self, tmp_path):
         """kill -9 between any two instructions: exactly the points without a line in the manifest run again."""
@@ -330,6 +363,90 @@ class TestRefused:
         xr.testing.assert_identical(traced(tmp_path, retry=True), whole)
         assert len(calls(tmp_path)) - ran == count
         xr.testing.assert_identical(traced(tmp_path), whole)
+
+    @pytest.mark.parametrize("name", ["total/zarr.json", "zarr.json"])
+    @pytest.mark.parametrize("harm", ["cut", "delete"])
+    def test_damaged_descriptions(self, tmp_path, name, harm):
+        """Of an array or the group: named, nothing changed, also if other points are asked for; `retry` mends it."""
+        whole, store = traced(tmp_path), tmp_path / "store"
+        path = store / DATA / name
+        path.write_text(path.read_text()[:30]) if harm == "cut" else path.unlink()
+        before = _bytes(store)
+        for look in (lambda: traced(tmp_path), lambda: open_sweep(store).dataset()):
+            with pytest.raises(ValueError, match=r"store: .* is damaged, 6 points"):
+                look()
+        if harm == "cut":
+            with pytest.raises(ValueError, match=r"store: .* is damaged, 1 array"):
+                traced(tmp_path, grid={"x": [9], "y": [0.5]})
+        assert _bytes(store) == before
+        xr.testing.assert_identical(traced(tmp_path, retry=True), whole)
+        xr.testing.assert_identical(open_sweep(store).dataset(), whole)
+
+    def test_missing_numbers_are_not_made(self, tmp_path):
+        traced(tmp_path)
+        shutil.rmtree(tmp_path / "store" / DATA)
+        with pytest.raises(ValueError, match="damaged, 6 points"):
+            traced(tmp_path)
+        assert not (tmp_path / "store" / DATA).exists()
+
+    @pytest.mark.parametrize("lost", [1, 2, 7])
+    def test_lost_lines_of_the_manifest(self, tmp_path, lost):
+        """A row would be given to two points."""
+        traced(tmp_path)
+        manifest = tmp_path / "store" / MANIFEST
+        lines = manifest.read_text().splitlines(keepends=True)
+        manifest.write_text("".join(lines[:lost] + lines[lost + 1 :]))
+        for look in (lambda: traced(tmp_path), lambda: open_sweep(tmp_path / "store").dataset()):
+            with pytest.raises(ValueError, match=r"cannot be read .damaged.*lines are missing"):
+                look()
+
+    @pytest.mark.parametrize(("kept", "match"), [(0, "nothing in it"), (5, "6 rows, the manifest 3 points")])
+    def test_a_manifest_that_was_cut(self, tmp_path, kept, match):
+        """The numbers of points it has no more are not written over."""
+        traced(tmp_path)
+        manifest = tmp_path / "store" / MANIFEST
+        manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:kept]))
+        before = _bytes(tmp_path / "store")
+        with pytest.raises(ValueError, match=match):
+            traced(tmp_path, grid={"x": [7], "y": [0.5]})
+        assert _bytes(tmp_path / "store") == before
+
+
+class TestNamesInTheStore:
+    def test_another_type_than_at_points_of_another_grid(self, tmp_path):
+        sweep(sweepable.kinds, grid={"x": [1]}, store=tmp_path / "s", **QUIET)
+        data = sweep(sweepable.kinds, grid={"x": [9]}, store=tmp_path / "s", **QUIET)
+        assert "v is int64 with dimensions ('v_0',), at other points float64" in data.failure.item()
+        assert open_sweep(tmp_path / "s").dataset().status.values.tolist() == [1, 2]
+
+    def test_replicas_of_the_run_itself(self, tmp_path):
+        given = {"grid": {"x": [1.0, 3.0]}, "store": tmp_path / "s", **QUIET}
+        data = sweep(sweepable.runs_of_its_own, **given)
+        assert data.v.values.tolist() == [[1.0, 2.0], [3.0, 6.0]]
+        xr.testing.assert_identical(sweep(sweepable.runs_of_its_own, **given), data)
+        xr.testing.assert_identical(open_sweep(tmp_path / "s").dataset(), data)
+
+    def test_the_other_way_round(self, tmp_path):
+        given = {"grid": {"x": [1.0]}, "store": tmp_path / "s", **QUIET}
+        sweep(_dataset_of_replicas, **given)
+        with pytest.raises(ValueError, match="replicas: expected none: the stored points have a 'replica'"):
+            sweep(_dataset_of_replicas, replicas=2, **given)
+
+    def test_order_of_the_names(self, tmp_path):
+        old = traced(tmp_path)
+        new = traced(tmp_path, grid={"y": [1.5, 0.5], "x": [3, 2, 1]})
+        assert len(calls(tmp_path)) == 6
+        xr.testing.assert_equal(new.sortby(["x", "y"]).transpose("x", "y", ...), old)
+
+    def test_true_and_one(self, tmp_path):
+        """Are two points, here by their text."""
+        data = sweep(sweepable.deterministic, grid={"x": [2, True, 1]}, store=tmp_path / "s", **QUIET)
+        assert data.x.values.tolist() == ["2", "True", "1"]
+        assert open_sweep(tmp_path / "s").dataset().status.values.tolist() == [1, 1, 1]
+
+
+def _dataset_of_replicas(x, key=None):
+    return sweepable.runs_of_its_own(x)
 
 
 def _bytes(folder):
