@@ -74,8 +74,6 @@ class Manifest:
             self.points[what["name"]] = what
         elif kind == "batches":
             self.batches += what
-        elif kind == "batch":  # one of them, in older stores
-            self.batches.append(what)
         elif kind == "ended":
             for end in what:
                 if end["name"] not in self.points or end["plan"] >= len(self.plans):

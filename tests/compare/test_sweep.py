@@ -265,6 +265,7 @@ class TestReplicas:
         assert np.allclose(data.tau, [[0, 0.2, 0.4], [0, 0.2, 0.4]], atol=0.02)
         assert np.allclose(data.tau * data.dim, np.round(data.tau * data.dim), atol=1e-9)  # exact: whole steps
 
+    @pytest.mark.slow
     def test_of_agreement(self):
         """They are judged together; what sweeps over η changes is both sides."""
         fixed = {**FIXED, "heads": 1, "dim": 60, "simulator": "train_reduced"}
@@ -306,6 +307,7 @@ class TestEveryRun:
         none = sweep(th.gradient_flow, grid={"dim": [50]}, fixed={**fixed, "heads": None}, **QUIET)
         assert "heads: expected a number" in none.failure.item()
 
+    @pytest.mark.slow
     def test_optimal_risk(self):
         fixed = {"length": 5, "snr": 8.0, "prior": th.sign_flips([0.0], [1.0]), "starts": 1}
         data = sweep(th.optimal_risk, grid={"heads": [1, 2]}, fixed=fixed, **QUIET)

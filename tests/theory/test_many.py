@@ -53,6 +53,7 @@ def test_bayes_risks_are_those_of_single_calls(method):
         np.testing.assert_allclose(errors[i], error, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_bayes_risks_of_every_prior_by_the_default_method(prior):
     snrs = (0.1, 0.3) if prior == "mixture" else (0.05, 0.2)
@@ -76,6 +77,7 @@ def test_population_risks_are_those_of_single_calls(name):
         np.testing.assert_allclose(errors[i], error, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax", "bayes"])
 def test_default_methods_agree_within_their_errors(name):
     tasks, orders = sweep(3, lengths=(3, 50)), [start(i) for i in range(3)]
