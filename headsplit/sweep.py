@@ -160,8 +160,14 @@ def run(
         raise
     (folder / FIGURES).write_text(json.dumps(list(configuration.figures), indent=1), encoding="utf-8")
     say(f"  {path}")
-    _draw(data, configuration.figures, folder, say)
-    return not bool((data["status"] == 2).any())
+    whole = not bool((data["status"] == 2).any())
+    try:
+        _draw(data, configuration.figures, folder, say)
+    except ValueError as error:
+        if whole:
+            raise
+        say(f"  {error}")  # there is nothing to draw of points that failed
+    return whole
 
 
 def planned(configuration: Configuration, folder: Path, *, retry: bool) -> str:

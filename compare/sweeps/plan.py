@@ -52,7 +52,7 @@ class Plan(NamedTuple):
             lines.append("  nothing to run")
             return "\n".join(lines)
         together = "one by one" if run.alone else f"values of {', '.join(sorted(run.shared))} side by side"
-        shapes = f"; {self.shapes} sets of shapes, each compiled once at most" if run.ours else ""
+        shapes = f"; {counted(self.shapes, 'set')} of shapes, each compiled once at most" if run.ours else ""
         lines.append(f"  to run: {self.todo} in {counted(len(self.batches), 'call')}, {together}{shapes}")
         if not run.alone:
             lines.append(f"  memory: at most {self.memory / 2**20:.3g} MiB a call, roughly")

@@ -330,6 +330,7 @@ class TestCalls:
         assert (plan.todo, plan.shapes, len(plan.batches)) == (12, 2, 2)
         assert "12 points" in str(plan)
         assert "2 sets of shapes" in str(plan)
+        assert "1 set of shapes" in str(plan._replace(shapes=1))
 
     def test_memory_cuts_calls(self):
         options = {"grid": {"snr": np.linspace(1, 2, 100)}, "fixed": {"length": 3, "prior": PRIOR}}

@@ -185,6 +185,16 @@ def test_failed_points_are_an_exit_code_and_run_again_if_asked(swept):
     assert swept["runs"][-1]["retry"]
 
 
+def test_failed_points_that_leave_nothing_to_draw(swept, monkeypatch):
+    """Are failed points, not wrong usage."""
+    swept["failing"] = set(itertools.product([1.0, 2.0], [100, 1000, 10_000]))
+    sweep = compare.sweep
+    monkeypatch.setattr(compare, "sweep", lambda *a, **b: sweep(*a, **b).drop_vars("risk"))
+    done = call("--out", "here")
+    assert done.exit_code == 1
+    assert "figure 1: quantity: expected one of status" in done.output
+
+
 def test_a_plan_writes_nothing(swept):
     done = call("--dry-run")
     assert (done.exit_code, done.output) == (0, "plan: 6 points, 0 done\n")
