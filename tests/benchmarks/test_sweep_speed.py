@@ -16,7 +16,7 @@ pytestmark = pytest.mark.benchmark
 QUIET = {"say": None, "progress": False}
 SNRS, FIRST, SECOND = np.linspace(0.5, 10, 20), np.linspace(0.3, 1.5, 10), np.linspace(0.3, 1.5, 5)
 ORDER = th.OrderParameters([[1.0, 0.6], [1.0, -0.6]], [[1.56, 0.64], [0.64, 1.56]])
-SHARE = 10  # of the points, in the loop
+SHARE = 40  # one point of so many is in the loop
 
 
 def single(run, snr, first, second):
