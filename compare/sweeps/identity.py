@@ -38,7 +38,7 @@ def canonical(name: str, value: Any) -> Any:
         return value
     if isinstance(value, float):
         if math.isnan(value):
-            raise invalid(name, "numbers that are equal to themselves", value)
+            raise invalid(name, "no NaN, which is not equal to itself", value)
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
         return {str(key): canonical(f"{name}.{key}", value[key]) for key in sorted(value, key=str)}

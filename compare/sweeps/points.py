@@ -80,8 +80,10 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
             fixed["replicas"], replicas = replicas, None
         elif not run.random:
             raise invalid("replicas", f"none: {run.name} takes no key, they would all be the same", replicas)
-    for name in (*fixed, *swept):
-        _known(name.split(".")[0].split("[")[0] if name in swept else name, run)
+    for name in fixed:
+        _known("fixed", name, run)
+    for name in swept:
+        _known("grid", name.split(".")[0].split("[")[0], run)
     for name in swept:
         _not_twice(name, fixed)
         if name in (*OURS, "replica"):
@@ -132,9 +134,10 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
     return Grid(run, labels, replicas, base, points)
 
 
-def _known(name: str, run: Run) -> None:
+def _known(where: str, name: str, run: Run) -> None:
     if name not in run.parameters:
-        raise invalid("grid, fixed", f"names of {run.name} ({', '.join(run.parameters)}) or paths into them", name)
+        paths = " or paths into them" if where == "grid" else ""
+        raise invalid(where, f"names of {run.name} ({', '.join(run.parameters)}){paths}", name)
 
 
 def _not_twice(name: str, given: Mapping[str, Any]) -> None:

@@ -206,7 +206,7 @@ def _damage(folder: Path, damaged: Sequence[str], what: str = "point") -> str:
     more = f", and {len(damaged) - 3} more" if len(damaged) > 3 else ""
     return (
         f"store: {folder} is damaged, {counted(len(damaged), what)}: {'; '.join(damaged[:3])}{more}. Nothing was "
-        "changed; `retry=True` runs points that are damaged again"
+        "changed; `retry=True` (--retry-failed) runs points that are damaged again"
     )
 
 
@@ -302,7 +302,8 @@ class StoredSweep:
         failures = self.failures
         for failure in failures[:_SHOWN]:
             own = ", ".join(f"{name}={value}" for name, value in failure["labels"].items())
-            lines.append(f"  failed: {own}, replica {failure['replica']}: {failure['error']}")
+            own += f", replica {failure['replica']}" if self._replicas is not None else ""
+            lines.append(f"  failed: {own}: {failure['error']}")
         if len(failures) > _SHOWN:
             lines.append(f"  … and {len(failures) - _SHOWN} more, in `.failures`")
         return "\n".join(lines)

@@ -466,7 +466,7 @@ class TestFailures:
         assert failure["error"] == "ArithmeticError: no value at 2"
         assert "in fails_on" in failure["trace"]
         assert failure["configuration"]["values"]["x"] == 2
-        assert "failed: x=2, replica 0: ArithmeticError: no value at 2" in str(stored)
+        assert "failed: x=2: ArithmeticError: no value at 2" in str(stored)
         repaired.write_text("")
         xr.testing.assert_identical(sweep(sweepable.fails_on, **given, **QUIET), first)
         again = sweep(sweepable.fails_on, **given, retry=True, **QUIET)
