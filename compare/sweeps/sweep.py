@@ -116,9 +116,8 @@ def sweep(
     entries = [Entry((*p.place, p.replica), own.data, _state(own), own.failure) for p, own in ended]
     failed = [entry.failure for entry in entries if entry.failure]
     if failed:
-        say(
-            f"{counted(len(failed), 'point')} failed, such as: {failed[0]}. `retry=True` (--retry-failed) tries them again"
-        )
+        again = "`retry=True` (--retry-failed) tries them again"
+        say(f"{counted(len(failed), 'point')} failed, such as: {failed[0]}. {again}")
     attrs = {"configuration": configuration_text(points.base, points.labels)}
     return gridded(points.labels, points.replicas, entries, attrs)
 
