@@ -30,7 +30,7 @@ from theory._checks import invalid, typed_key, whole
 def train_many(
     tasks: Sequence[SingleLocation],
     layers: Sequence[MultiHeadAttention],
-    keys: Sequence[Any],
+    keys: Any,
     *,
     learning_rate: Any,
     time: Any,
@@ -116,7 +116,7 @@ def train_reduced_many(
     tasks: Sequence[SingleLocation],
     activations: Sequence[Activation],
     orders: Sequence[OrderParameters],
-    keys: Sequence[Any],
+    keys: Any,
     *,
     dim: int,
     learning_rate: Any,

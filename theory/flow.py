@@ -357,7 +357,8 @@ def _solve_all(
         for first in range(0, index.size, group):
             filled = index[np.minimum(np.arange(first, first + group), index.size - 1)]  # the last group is filled up
             lanes, starts = jax.tree.map(
-                lambda leaf: jnp.asarray(leaf[filled]),  # noqa: B023
+                # a length that samples are drawn for is one number
+                lambda leaf: leaf if np.ndim(leaf) == 0 else jnp.asarray(leaf[filled]),  # noqa: B023
                 (_numbers(own), begin),
             )
             solution = _solve(

@@ -62,13 +62,16 @@ class Rows:
         for name, values in points.items():
             array = np.asarray(values)
             text = array.dtype.kind not in "fiub"
-            self._group.create_array(
+            made = self._group.create_array(
                 name,
-                data=array.astype(str) if text else array,
+                shape=array.shape,
+                chunks=(max(array.size, 1),),
+                dtype=str if text else array.dtype,
                 dimension_names=("point",),
                 overwrite=True,
                 attributes={"long_name": "swept value" if name != "replica" else "replica"},
             )
+            made[...] = array.astype(object) if text else array
 
     def kinds(self, labels: Collection[str], total: int) -> dict[str, tuple[tuple[str, ...], str]]:
         """Dimensions and type of each variable that is there, as in `results.conflict`.

@@ -25,6 +25,7 @@ def test_a_distribution_of_runs_that_never_split_is_not_known():
     np.testing.assert_allclose(distribution(np.array([1.0, 2.0, np.inf, np.inf]), np.array([1.5]), end=3.0), [2 / 3])
 
 
+@pytest.mark.slow
 def test_features_that_split_together_have_one_slope():
     stages = th.saddle_path(th.SingleLocation(4, 4.0, th.one_hot(2)), th.Softmax(), 2, method=COARSE)
     np.testing.assert_allclose(limit_slopes(stages, 2), [stages[0].slope] * 2)

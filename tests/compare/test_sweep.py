@@ -248,7 +248,7 @@ FIXED = {"length": 3, "snr": 2.0, "heads": 2, "prior": th.sign_flips([0.0], [1.0
 
 
 class TestReplicas:
-    @pytest.mark.parametrize("run", [sim.train, sim.train_reduced])
+    @pytest.mark.parametrize("run", [pytest.param(sim.train, marks=pytest.mark.slow), sim.train_reduced])
     def test_more_of_them(self, run):
         """Old replicas stay what they are, new ones are no copies."""
         few = sweep(run, grid={"dim": [20, 40]}, fixed=FIXED, replicas=2, **QUIET)
@@ -290,6 +290,7 @@ class TestEveryRun:
                 assert abs(float(data.risk[a, i] - single)) < 1e-7
         assert data.activation.values.tolist()[1].startswith("Softmax1(bias=0.5")
 
+    @pytest.mark.slow
     def test_gradient_flow(self):
         order = {"m": [[0.1, 0.05]], "r": [[1.0]]}
         fixed = {"length": 4, "snr": 2.0, "prior": PRIOR, "order": order, "times": [0.0, 1.0]}

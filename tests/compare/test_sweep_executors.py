@@ -75,6 +75,7 @@ def test_dask(here, tmp_path):
     assert set(sweepable.calls(tmp_path / "log")) == {str(x) for x in range(6)}
 
 
+@pytest.mark.slow
 def test_submitit(here, tmp_path, monkeypatch):
     """Local jobs; one whose process is killed fails alone, and is tried again."""
     submitit = pytest.importorskip("submitit")

@@ -129,6 +129,7 @@ def test_each_point_is_its_single_run_in_any_company(kind, name, loss, batch, di
     ],
     ids=KINDS,
 )
+@pytest.mark.slow
 def test_other_priors(kind, prior):
     every = points(tasks=[SingleLocation(4, x, prior(x)) for x in NUMBERS])
     for point, run in zip(every, many(kind, every, block=4), strict=True):
@@ -147,6 +148,7 @@ def test_points_are_replicas_of_one_task(kind):
         np.testing.assert_array_equal(run.loss, whole[i].loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_point_has_its_own_risk(kind, monkeypatch):
     monkeypatch.setattr(importlib.import_module("sim.train"), "recorded_risk", RISK)

@@ -87,7 +87,14 @@ def test_replicas_of_the_chain_are_spread_bit_for_bit():
     same(reduced(mesh=mesh_of(2, axes=("replica",))), one)
 
 
-@pytest.mark.parametrize(("dim", "batch", "heads"), [(37, 100, 3), (8, 3, 2), (200, 2, 1)])
+@pytest.mark.parametrize(
+    ("dim", "batch", "heads"),
+    [
+        pytest.param(37, 100, 3, marks=pytest.mark.slow),
+        pytest.param(8, 3, 2, marks=pytest.mark.slow),
+        (200, 2, 1),
+    ],
+)
 def test_replicas_are_rounded_the_same_in_any_company(dim, batch, heads):
     """Where several small ones advance side by side (the last two), and where one does."""
     task = SingleLocation(5, 2.0, sign_flips([1.0], [1.0]))

@@ -213,6 +213,7 @@ BELOW = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=16, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**31),

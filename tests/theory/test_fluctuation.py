@@ -96,6 +96,7 @@ def test_the_check_case(check_case):
     assert th.fluctuations(coarse, dim=1000).error > 2 * band.error
 
 
+@pytest.mark.slow
 def test_covariances_are_positive_semi_definite_and_symmetric():
     start = th.OrderParameters(jnp.zeros((2, 3, 1)), jnp.tile(jnp.eye(3) * 0.3, (2, 1, 1)))
     flow = th.gradient_flow(

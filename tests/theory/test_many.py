@@ -43,7 +43,11 @@ def traces(counted):
 # --- as single calls ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [LINE, th.Quadrature(1e-4, nodes=64, points=256), th.MonteCarlo(2_000)], ids=str)
+@pytest.mark.parametrize(
+    "method",
+    [LINE, pytest.param(th.Quadrature(1e-4, nodes=64, points=256), marks=pytest.mark.slow), th.MonteCarlo(2_000)],
+    ids=str,
+)
 def test_bayes_risks_are_those_of_single_calls(method):
     tasks = sweep(6, lengths=(3, 1000, 7))
     risks, errors = bayes_risks(tasks, method=method)
@@ -207,6 +211,7 @@ def test_the_solver_is_compiled_as_often_for_many_points():
 # --- hopeless points and refusals --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hopeless_point_is_nan_and_leaves_the_others():
     tasks, orders = sweep(3), [start(i) for i in range(3)]
     hopeless = th.SingleLocation(5, 1e300, FLIP)

@@ -280,7 +280,7 @@ def test_only_the_symmetric_part_of_r_is_read():
 # --- Monte Carlo -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["random", "identical heads"])
+@pytest.mark.parametrize("state", ["random", pytest.param("identical heads", marks=pytest.mark.slow)])
 def test_monte_carlo_and_its_gradient_agree_with_quadrature(state):
     order = STATES[state]
     exact = jax.grad(lambda o: th.population_risk(WORKED, SOFTMAX, o))(order)

@@ -71,6 +71,7 @@ def test_all_features_of_a_direction_are_named():
     assert last.ending.startswith("stable")
 
 
+@pytest.mark.slow
 def test_all_features_of_a_multiplet_are_named_and_rank_alike():
     """Of equally fast directions the heads take the first feature's; both have the same rate and place."""
     stages = saddle_path(th.SingleLocation(4, 4.0, th.gaussian([0, 0], [1, 1])), th.Softmax(), 2, method=COARSE)
