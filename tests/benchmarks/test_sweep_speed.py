@@ -54,8 +54,9 @@ def test_a_thousand_points_against_a_loop(run, tmp_path, benchmark):
     benchmark.pedantic(lambda: None)
 
 
-def test_two_workers_against_one(benchmark):
+def test_two_workers_against_one(benchmark, monkeypatch):
     """SGD of the layer at eight ν, in processes of one thread, which have compiled before."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # of the tests: two devices would be two threads
     fixed = {"length": 10, "heads": 4, "prior": th.sign_flips([2.0, 0, 0], [0, 2.5, 1.5]), "dim": 1000, "batch": 10,
              "learning_rate": 5.0, "time": 60.0, "record": 5}  # fmt: skip
     grid, taken = {"snr": np.linspace(0.5, 2, 8)}, {}
