@@ -204,11 +204,16 @@ def _contents(data: xr.Dataset) -> dict[str, list[Any]]:
     """Shape, type and digest of every variable."""
     found = {}
     for name, variable in data.variables.items():
-        values = np.ascontiguousarray(variable.values)
-        raw = values.tobytes() if values.dtype.kind in "biufc" else json.dumps(values.tolist(), default=str).encode()
-        kind = str(values.dtype) if values.dtype.kind in "biufc" else "text"
-        found[str(name)] = [list(variable.shape), kind, hashlib.sha256(raw).hexdigest()]
+        kind = str(variable.dtype) if variable.dtype.kind in "biufc" else "text"
+        found[str(name)] = [list(variable.shape), kind, digest_of(variable)]
     return found
+
+
+def digest_of(variable: xr.Variable) -> str:
+    """SHA-256 of the values, of text as JSON."""
+    values = np.ascontiguousarray(variable.values)
+    raw = values.tobytes() if values.dtype.kind in "biufc" else json.dumps(values.tolist(), default=str).encode()
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _unreadable(path: Path) -> list[str]:

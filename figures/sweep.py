@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
+from compare.sweeps.gridded import DONE, FAILED, MISSING
 from figures.scale import LONG, Scale, label, value_text
 from figures.style import COLUMN, WIDE, look, style
 from theory._checks import invalid
@@ -32,7 +33,6 @@ BANDS = {  # what the line is, and the band about it
 REDUCTIONS = {"mean": np.nanmean, "median": np.nanmedian}
 MOST_LOOKS = 6  # more numbers are told apart by a colour map
 MOST_MARKERS = 24
-MISSING, DONE, FAILED = 0, 1, 2
 BAND_ALPHA = 0.18
 HATCH: dict[str, Any] = {"hatch": "/////", "edgecolor": "0.65", "facecolor": "white", "linewidth": 0}
 CROSS: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 4, "markeredgewidth": 1.0}

@@ -5,7 +5,6 @@ with its sizes and checked against the digest that the manifest has.
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
+
+from compare.store import digest_of
 
 DATA = "data.zarr"
 MOST_AT_ONCE = 2**28  # bytes of a variable
@@ -52,7 +53,6 @@ class Rows:
             shape = tuple(max(sizes) for sizes in zip(*(v.shape for v in own.values()), strict=True))
             array = self._array(name, next(iter(own.values())), shape, total)
             for start, block in _runs(own):
-                self._read.pop(name, None)
                 array[(slice(start, start + len(block)), *(slice(0, n) for n in block.shape[1:]))] = block
         return [_description(data) for data in points]
 
@@ -84,11 +84,8 @@ class Rows:
             Damaged: an array that cannot be read, or has rows that no point has.
         """
         found = {}
-        for name in (
-            sorted(folder.name for folder in self.path.iterdir() if folder.is_dir()) if self.path.exists() else []
-        ):
-            if name in labels:
-                continue
+        names = {folder.name for folder in self.path.iterdir() if folder.is_dir()} if self.path.exists() else set()
+        for name in sorted(names.difference(labels)):
             try:
                 if self._group is not None and name not in self._group:
                     continue
@@ -198,16 +195,10 @@ def _description(data: xr.Dataset) -> dict[str, Any]:
     """Names, dimensions, shapes and digests of the variables, names of coordinates, attributes."""
     return {
         "variables": {str(name): [list(map(str, v.dims)), list(v.shape)] for name, v in data.variables.items()},
-        "digests": {str(name): _digest(v) for name, v in data.variables.items()},
+        "digests": {str(name): digest_of(v)[:32] for name, v in data.variables.items()},
         "coords": [str(name) for name in data.coords],
         "attrs": {str(name): _text(value) for name, value in data.attrs.items()},
     }
-
-
-def _digest(variable: xr.Variable) -> str:
-    values = np.ascontiguousarray(variable.values)
-    raw = values.tobytes() if values.dtype.kind != "O" else json.dumps(values.tolist(), default=str).encode()
-    return hashlib.sha256(raw).hexdigest()[:32]
 
 
 def _text(value: Any) -> str:

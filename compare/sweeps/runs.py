@@ -115,11 +115,6 @@ def run_of(function: Callable[..., Any]) -> Run:
     )
 
 
-def ours() -> dict[str, Callable[..., Any]]:
-    """Our runs by their names."""
-    return {run.name: function for function, run in _OURS.items()}
-
-
 def _source(function: Callable[..., Any]) -> str:
     """A digest of the code, blind to comments and layout; "" if there is none to read."""
     try:

@@ -106,9 +106,13 @@ def sweep(
     say = say or (lambda text: None)
     points = grid_of(run_of(run), grid, {} if fixed is None else fixed, replicas=replicas, seed=seed)
     with nullcontext() if store is None else opened(store) as kept:
-        known = {} if kept is None else _known(kept, points, retry=retry)
+        known: dict[str, Outcome] = {}
+        if kept is not None:
+            kept.check(points)
+            known = kept.entries(points.points, retry=retry)
         kinds, taken = _kinds(points, kept)
-        plan = _plan(points, kept, known, retry=retry, memory=memory, shared_out=executor is not None, store=store)
+        states = {name: _state(outcome) for name, outcome in known.items()}
+        plan = _plan(points, kept, states, retry=retry, memory=memory, shared_out=executor is not None, store=store)
         say(str(plan))
         if plan.todo:
             _drive(run, plan, kept, known, kinds, taken, executor, seed=seed, progress=progress)
@@ -141,13 +145,7 @@ def plan_sweep(
         kept = SweepStore(open_sweep(store).folder)
         kept.check(points)
     states = {} if kept is None else kept.manifest.states
-    known = {name: Outcome(None, "" if state == "done" else state) for name, state in states.items()}
-    return _plan(points, kept, known, retry=retry, memory=memory, shared_out=executor is not None, store=store)
-
-
-def _known(kept: SweepStore, points: Grid, *, retry: bool) -> dict[str, Outcome]:
-    kept.check(points)
-    return kept.entries(points.points, retry=retry)
+    return _plan(points, kept, states, retry=retry, memory=memory, shared_out=executor is not None, store=store)
 
 
 def _kinds(points: Grid, kept: SweepStore | None) -> tuple[dict[str, Any], set[str]]:
@@ -164,7 +162,7 @@ def _kinds(points: Grid, kept: SweepStore | None) -> tuple[dict[str, Any], set[s
 def _plan(
     points: Grid,
     kept: SweepStore | None,
-    known: Mapping[str, Outcome],
+    states: Mapping[str, str],
     *,
     retry: bool,
     memory: Any,
@@ -173,7 +171,7 @@ def _plan(
 ) -> Plan:
     return plan_of(
         points,
-        {name: _state(outcome) for name, outcome in known.items()},
+        states,
         [] if kept is None else kept.manifest.batches,
         retry=retry,
         memory=float(positive("memory", memory, 0)),
