@@ -65,7 +65,7 @@ def law(task: SingleLocation, activation: Activation, order: OrderParameters) ->
     return scaled, form
 
 
-class _Window(NamedTuple):
+class Window(NamedTuple):
     """Where each head's integrands live (all (H,))."""
 
     left: Array  # first u
@@ -80,7 +80,7 @@ def _left_extent(q: Array, log_tail: Array) -> Array:
     return jnp.where(q <= 2 * log_tail, log_tail + q / 2, jnp.sqrt(2 * q * log_tail))
 
 
-def _window(scores: Scores, sink: Array | None, tail: float | Array) -> _Window:
+def window_of(scores: Scores, sink: Array | None, tail: float | Array) -> Window:
     scores, sink = jax.lax.stop_gradient((scores, sink))
     others = jnp.asarray(scores.length, jnp.float64) - 1
     noise = jnp.maximum(jnp.diagonal(scores.noise), 0)
@@ -105,10 +105,10 @@ def _window(scores: Scores, sink: Array | None, tail: float | Array) -> _Window:
     extent_left = jnp.maximum(_left_extent(signal, log_tail).max(0), _left_extent(noise, log_rare))
     # G₂ = e^{2v} g is larger than g by a few powers of log 1/ε, and the other tokens multiply it by L−1
     extent_right = jnp.log(log_rare + EDGE) + jnp.sqrt(2 * log_rare * widest)
-    return _Window(left, jnp.maximum(bend, left), right, extent_left, extent_right)
+    return Window(left, jnp.maximum(bend, left), right, extent_left, extent_right)
 
 
-def _bandwidth(scores: Scores, log_tail: Array) -> Array:
+def bandwidth_of(scores: Scores, log_tail: Array) -> Array:
     """Largest frequency that matters: |Γ(1−ik)| ~ e^{−πk/2}, damped by the variance a head keeps given another."""
     scores = jax.lax.stop_gradient(scores)
     # a derivative in a variance brings k², some e^6 where nothing else damps
@@ -124,11 +124,14 @@ def _bandwidth(scores: Scores, log_tail: Array) -> Array:
 
 def needed(scores: Scores, sink: Array | None, tail: Array) -> tuple[Array, Array]:
     """Nodes in u and frequencies that hold the error near `tail`."""
-    window = _window(scores, sink, tail)
-    log_tail = jnp.log(1 / tail)
+    bandwidth = bandwidth_of(scores, jnp.log(1 / tail))
+    return needed_in(window_of(scores, sink, tail), bandwidth, scores, sink, tail)
+
+
+def needed_in(window: Window, bandwidth: Array, scores: Scores, sink: Array | None, tail: Array) -> tuple[Array, Array]:
+    """`needed` where the window and the largest frequency are given; only the noise of the scores counts."""
     others = jnp.asarray(scores.length, jnp.float64) - 1
-    log_rare = log_tail + jnp.log(others)
-    bandwidth = _bandwidth(scores, log_tail)
+    log_rare = jnp.log(1 / tail) + jnp.log(others)
     span = bent_span(window.left, window.bend, window.right)
     # the trapezoid rule errs by the integrand's transform at 2π/Δt. φ^{L−1} is as sharp as the law of the largest of
     # L−1 scores, a Gumbel law of width √(q/2 log L), or one if that is less; its transform decays like Γ(1−ik)
@@ -155,43 +158,50 @@ def _gamma_phase(k: Array) -> Array:
     return phase - sum(jnp.arctan2(k, jnp.asarray(float(j))) for j in range(1, shift + 1))
 
 
-def _power(phi: Array, exponent: Array) -> Array:
+def spectrum(window: Window, grid: Grid) -> tuple[Array, Array, Array]:
+    """Frequencies of each head (H, K), and Γ(1−ik)Δk/2π in polar form: |Γ(1−ik)|² = πk/sinh πk."""
+    spacing = 2 * jnp.pi / (window.extent_left + window.extent_right)
+    k = jnp.arange(0.5, grid.frequencies)[None] * spacing[:, None]
+    magnitude = jnp.sqrt(2 * jnp.pi * k) * jnp.exp(-jnp.pi * k / 2) / jnp.sqrt(-jnp.expm1(-2 * jnp.pi * k))
+    return k, magnitude * spacing[:, None] / (2 * jnp.pi), _gamma_phase(k)
+
+
+def wave_table(k: Array, amplitude: Array, phase: Array, x: Array) -> Array:
+    """Γ(1−ik) e^{ikx} Δk/2π of one head, at any x: (..., K)."""
+    lead = (None,) * x.ndim
+    angle = k[lead] * x[..., None] - phase[lead]
+    turn = jnp.exp(jax.lax.complex(jnp.zeros_like(angle), angle))
+    return jax.lax.complex(amplitude, jnp.zeros_like(amplitude))[lead] * turn
+
+
+def integration_nodes(window: Window, sink: Array | None, count: int) -> tuple[Array, Array, Array]:
+    """Nodes u of each head (H, U), their weights, and e^{u+b} of the sink, by whose e^{−e^{u+b}} weights are less."""
+    u, du = bent_nodes(window.left, window.bend, window.right, count)
+    drained = jnp.zeros_like(u) if sink is None else jnp.exp(jnp.minimum(u + sink[:, None], 6.5))  # e^{−e^6.5} = 0
+    return u, du * jnp.exp(-drained), drained
+
+
+def power(phi: Array, exponent: Array) -> Array:
     """φ^exponent for a probability-like φ known up to rounding."""
     return jnp.exp(exponent * jnp.log(jnp.clip(phi, 1e-30, 1.0)))  # so that 1/φ³ is finite
 
 
 def head_moments(scores: Scores, sink: Float[Array, " H"] | None, grid: Grid) -> Moments:
     """E σ_ε and E Σ_ℓ σ_hℓ σ_h'ℓ of σ = e^χ/(e^b + Σ e^χ), b = sink (−∞ if None); differentiable but for the length."""
-    window = _window(scores, sink, grid.tail)
+    window = window_of(scores, sink, grid.tail)
     heads = scores.noise.shape[-1]
     others = jnp.asarray(scores.length, jnp.float64) - 1
 
-    u, du = bent_nodes(window.left, window.bend, window.right, grid.nodes)
-    drained = jnp.zeros_like(u) if sink is None else jnp.exp(jnp.minimum(u + sink[:, None], 6.5))  # e^{−e^6.5} = 0
-    weight = du * jnp.exp(-drained)
-
-    # frequencies, and Γ(1−ik)Δk/2π in polar form: |Γ(1−ik)|² = πk/sinh πk
-    spacing = 2 * jnp.pi / (window.extent_left + window.extent_right)
-    k = jnp.arange(0.5, grid.frequencies)[None] * spacing[:, None]
-    magnitude = jnp.sqrt(2 * jnp.pi * k) * jnp.exp(-jnp.pi * k / 2) / jnp.sqrt(-jnp.expm1(-2 * jnp.pi * k))
-    amplitude = magnitude * spacing[:, None] / (2 * jnp.pi)
+    u, weight, drained = integration_nodes(window, sink, grid.nodes)
+    k, amplitude, phase = spectrum(window, grid)
     # axes: head, component (0 is a token ℓ≠ε, 1 + c the token ε), u, k
     covariance = jnp.concatenate([scores.noise[None], scores.signal])
     q = jnp.diagonal(covariance, axis1=-2, axis2=-1).T
     mean = jnp.concatenate([jnp.zeros((1, heads)), scores.mean]).T
     low, high = -window.extent_left[:, None, None], window.extent_right[:, None, None]
     x = jnp.clip(u[:, None, :] + mean[:, :, None], low, high)  # beyond, the tables are constant to within the tail
-    phase = _gamma_phase(k)
-
-    def wave_table(head: tuple[Array, ...]) -> Array:
-        """Γ(1−ik) e^{ikx} Δk/2π."""
-        amplitude, phase, k, x = head
-        angle = k[None, None, :] * x[..., None] - phase[None, None, :]
-        turn = jnp.exp(jax.lax.complex(jnp.zeros_like(angle), angle))
-        return jax.lax.complex(amplitude, jnp.zeros_like(amplitude))[None, None, :] * turn
-
     # a loop over heads, because its result is stored: as plain arithmetic XLA would repeat it in every use
-    waves = jax.lax.map(wave_table, (amplitude, phase, k, x))
+    waves = jax.lax.map(lambda head: wave_table(*head), (k, amplitude, phase, x))
     cosine, sine = jnp.real(waves), jnp.imag(waves)
     wave = k[:, None, None, :]
 
@@ -204,15 +214,15 @@ def head_moments(scores: Scores, sink: Float[Array, " H"] | None, grid: Grid) ->
 
     def integrand(signal: Array, noise: Array, signal_phi: Array, phi: Array) -> Array:
         """E[.]_ε φ^{L−1} + (L−1) E[.] φ_ε φ^{L−2}, the averages over components already taken."""
-        return signal * _power(phi, others) + others * noise * signal_phi * _power(phi, others - 1)
+        return signal * power(phi, others) + others * noise * signal_phi * power(phi, others - 1)
 
     def mixed(table: Array) -> Array:
         return jnp.einsum("c,hcu->hu", scores.weights, table[:, 1:])
 
     phi, signal_phi = small_g[:, 0], mixed(small_g)
-    hit = jnp.sum(weight * mixed(big_g) * _power(phi, others), -1)
+    hit = jnp.sum(weight * mixed(big_g) * power(phi, others), -1)
     total = jnp.sum(weight * integrand(mixed(big_g), big_g[:, 0], signal_phi, phi), -1)
-    total = total + jnp.sum(weight * drained * signal_phi * _power(phi, others), -1)
+    total = total + jnp.sum(weight * drained * signal_phi * power(phi, others), -1)
     square = jnp.sum(weight * integrand(mixed(big_g2), big_g2[:, 0], signal_phi, phi), -1)
     if heads == 1:
         return Moments(hit, square[:, None], total)

@@ -22,7 +22,7 @@ from theory.task import SingleLocation
 # Where values are traced the state cannot choose its nodes: enough for scores of variance up to about 20
 _TRACED_NODES, _TRACED_FREQUENCIES, _TRACED_AXIS, TRACED_LENGTH = 64, 80, 16, 1000
 MOST_NODES = 2048
-_MOST_NEEDED = 0.9 * MOST_NODES  # of what is then rounded up
+MOST_NEEDED = 0.9 * MOST_NODES  # of what is then rounded up
 _SOBOL = 99  # tier of those for which a product of rules is too large
 _ROUNDING = 1e-15  # relative error of L times a table entry, seen up to L = 10^12
 
@@ -183,9 +183,9 @@ def fit_each(
     if not isinstance(method, Quadrature) or method.nodes is not None:
         return [(method, chosen)]
     if isinstance(models[1], HeadNormalized):
-        _check_rounding(method, _longest(models[0], chosen))
+        check_rounding(method, models[0], chosen)
         needed = np.stack(each(_heads_needed_at, models, chosen, jnp.asarray(method.tail)))
-        own = needed.max(0) <= _MOST_NEEDED
+        own = needed.max(0) <= MOST_NEEDED
         if not own.any():
             return []
         nodes, frequencies = _heads.rounded_counts(*needed[:, own].max(1))
@@ -208,7 +208,7 @@ def fit_points(
 ) -> list[tuple[Method, Bool[np.ndarray, " N"]]]:
     """`fit_each` for averages over one token's Gaussian vector: as `points_grid`, where `need` says how many nodes the
     chosen points, which have the same length, need on a grid."""
-    _check_rounding(method, _longest(tasks, chosen))
+    check_rounding(method, tasks, chosen)
     chosen = chosen & np.isfinite(spreads).all(1)
     log_tails = log_rare(method.tail, tasks.length)
     counts, tier = np.ones(spreads.shape), np.zeros(chosen.shape, int)
@@ -226,7 +226,7 @@ def fit_points(
         for same in of_one_length(tasks, own):
             grid = _joint.Grid(method.tail, float(log_tails[same][0]), 4, points)
             needed = np.where(same, need(grid, same), needed)
-        own = needed <= _MOST_NEEDED
+        own = needed <= MOST_NEEDED
         if own.any():
             found.append((Quadrature(method.tolerance, rounded_count(needed[own].max() + 6), points=points), own))
     return found
@@ -276,9 +276,9 @@ def _joint_needed_at(model: Model, shared: tuple[tuple[Points, Points], Array]) 
     return _joint.needed(scores, biases, *shared)
 
 
-def _longest(tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]) -> SingleLocation:
-    """One of the longest chosen tasks."""
-    return row(tasks, np.argmax(np.where(chosen, tasks.length, 0)))
+def check_rounding(method: Quadrature, tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]) -> None:
+    """Refuses a tolerance below the rounding of the longest chosen task."""
+    _check_rounding(method, row(tasks, np.argmax(np.where(chosen, tasks.length, 0))))
 
 
 def too_wide(tolerance: float, needed: Any) -> TooWide:

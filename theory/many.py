@@ -60,6 +60,9 @@ def population_risks(
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """The population risk of every point (task, activation, order parameters), and its error, as `population_risk`.
 
+    Eight or more tasks with the same overlaps r, length and activation are taken by one functional of their signal
+    (docs/model.md §7.4) where the method does not give the counts.
+
     Args:
         tasks: as for `bayes_risks`.
         activations: one for each task, all of the same kind and shapes; their numbers may differ.

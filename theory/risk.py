@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 from theory import _heads, _joint, _montecarlo
 from theory._checks import instance, invalid, is_concrete
 from theory._each import copied, each, finite
-from theory.activation import Activation
+from theory._functional import each_risk_by_functionals
+from theory.activation import Activation, HeadNormalized
 from theory.fit import (
     Grid,
     Law,
@@ -140,8 +141,11 @@ def each_risk(
     NaN where a number is not finite, or scores spread so widely that no allowed number of nodes integrates them.
     """
     method = default_method(models[1]) if method is None else method
-    found = np.full((2, len(models[0].snr)), np.nan)
-    for fitted, own in fit_each(method, models, finite(models)):
+    left, found = finite(models), np.full((2, len(models[0].snr)), np.nan)
+    if isinstance(models[1], HeadNormalized) and isinstance(method, Quadrature) and method.nodes is None:
+        found = each_risk_by_functionals(method, models, left, with_error=with_error)
+        left = left & np.isnan(found[0])
+    for fitted, own in fit_each(method, models, left) if left.any() else ():
         for chosen in apart(fitted, models, own):
             if isinstance(fitted, MonteCarlo):
                 evaluate, shared = _sampled_at, (int(models[0].length[chosen][0]), fitted)

@@ -83,7 +83,7 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
     for name in fixed:
         _known("fixed", name, run)
     for name in swept:
-        _known("grid", name.split(".")[0].split("[")[0], run)
+        _known("grid", _root(name), run)
     for name in swept:
         _not_twice(name, fixed)
         if name in (*OURS, "replica"):
@@ -116,13 +116,22 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
     if run.random:
         base["seed"] = seed
     base["values"] = {name: canonical(name, value) for name, value in sorted(start.items()) if name not in swept}
+    # what each parameter is made of; it is made once for each choice of these
+    makers = {name: [each for each in (*whole_names, *paths) if _root(each) == name] for name in run.parameters}
+    made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     points, first = [], {}
     for place in itertools.product(*(range(len(given)) for given in values.values())):
         chosen = dict(zip(values, place, strict=True))
-        own = start | {name: values[name][chosen[name]] for name in whole_names}
-        for path in paths:
-            own = _with_part(own, path, values[path][chosen[path]])
-        configuration = base | {"values": {name: canonical(name, value) for name, value in sorted(own.items())}}
+        own, spelled = {}, {}
+        for name in sorted({*start, *map(_root, values)}):
+            choice = (name, *(chosen[each] for each in makers[name]))
+            if choice not in made:
+                value = values[name][chosen[name]] if name in whole_names else start[name]
+                for path in (each for each in makers[name] if each in paths):
+                    value = _with_part(value, path, values[path][chosen[path]])
+                made[choice] = value, canonical(name, value)
+            own[name], spelled[name] = made[choice]
+        configuration = base | {"values": spelled}
         words = digest(configuration)
         label = {name: labels[name][index] for name, index in chosen.items()}
         if words in first:
@@ -183,13 +192,17 @@ def _label(name: str, value: Any) -> Any:
     return value if isinstance(value, int | float) else str(plain)
 
 
-def _with_part(values: dict[str, Any], path: str, new: Any) -> dict[str, Any]:
-    """The values with one part of one of them replaced."""
-    root, rest = re.fullmatch(r"([^.\[]*)(.*)", path, re.DOTALL).groups()  # pyright: ignore
-    rest = rest.removeprefix(".")
+def _root(path: str) -> str:
+    """The parameter that a name or path belongs to."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
+
+
+def _with_part(value: Any, path: str, new: Any) -> Any:
+    """A parameter's value with the part replaced that the path names."""
+    rest = path[len(_root(path)) :].removeprefix(".")
     if not rest:
         raise invalid("grid", "a name, or a path such as 'prior.amplitude[1]'", repr(path))
-    return values | {root: _replaced(values[root], rest, new, path)}
+    return _replaced(value, rest, new, path)
 
 
 def _replaced(value: Any, rest: str, new: Any, path: str) -> Any:

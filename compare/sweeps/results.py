@@ -49,7 +49,10 @@ def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
 
 def plain(data: xr.Dataset) -> xr.Dataset:
     """Loaded, coordinates of the dimensions kept, in the few types that a store has: float64, int64, bool, text."""
-    data = data.reset_coords([name for name in data.coords if name not in data.dims])
+    data, inner = data.load(), [name for name in data.coords if name not in data.dims]
+    if not inner and all(variable.dtype in _KINDS.values() for variable in data.variables.values()):
+        return data
+    data = data.reset_coords(inner)
     return data.map(_typed, keep_attrs=True).assign_coords({dim: _typed(data[dim]) for dim in data.coords})
 
 

@@ -265,3 +265,68 @@ def test_a_hopeless_point_is_nan_and_leaves_the_others():
 def test_wrong_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(sweep(2), [th.Softmax()] * 2, [start(0), start(1)])
+
+
+# --- many tasks that share the noise ------------------------------------------------------------------------------
+
+STATES = {
+    "random": random_state(5, heads=3, features=2, m=0.6, w=0.5),
+    "silent": th.OrderParameters(np.zeros((3, 2)), np.zeros((3, 3))),
+    "identical": th.OrderParameters([[1.0, 0.5]] * 3, [[1.25] * 3] * 3),
+    "far": random_state(6, heads=2, features=2, m=3.0, w=1.0),
+    "one": random_state(7, heads=1, features=2, m=1.0, w=0.3),
+}
+SHARED = {
+    "softmax": (th.Softmax(0.7), lambda i: th.sign_flips([0.0, 1.0], [0.5 + 0.1 * i, 0.3])),
+    "softmax1": (th.Softmax1(0.5, 3.0), lambda i: th.one_hot(2, [0.1 + 0.05 * i, 0.9 - 0.05 * i])),
+    "gaussian": (th.Softmax(), lambda i: th.gaussian([0.5, 0.0], [0.2 * i, 1.0])),
+    "mixture": (
+        th.Softmax1(-1.0, 2.0),
+        lambda i: th.GaussianMixture([0.3, 0.7], [[1.0, 0], [0, -1]], [np.eye(2) * 0.1 * i, np.zeros((2, 2))]),
+    ),
+}
+
+
+LENGTHS = {"random": 3, "silent": 10, "identical": 10**6, "far": 50, "one": 5}
+FEW = {("softmax", "random"), ("softmax1", "far"), ("gaussian", "silent"), ("mixture", "one")}
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        pytest.param(name, state, marks=() if (name, state) in FEW else pytest.mark.slow)
+        for name in SHARED
+        for state in STATES
+    ],
+)
+def test_tasks_that_share_the_noise_are_taken_by_one_functional(name, state, monkeypatch):
+    """ν over three decades: within the stated errors of single calls, which are below the tolerance."""
+    (activation, prior), length = SHARED[name], LENGTHS[state]
+    tasks = [th.SingleLocation(length, 0.01 * 2.0**i, prior(i)) for i in range(9)]
+    monkeypatch.setattr("theory.risk.fit_each", lambda *given: [])  # nothing is left for the ordinary way
+    risks, errors = population_risks(tasks, [activation] * 9, [STATES[state]] * 9)
+    assert np.all(errors < 1e-8)
+    for i in (0, 4, 8):
+        risk, error = th.population_risk(tasks[i], activation, STATES[state], th.Quadrature(2e-9), with_error=True)
+        assert abs(float(risks[i] - risk)) <= 1e-14 * length + float(errors[i] + error)
+
+
+def test_a_functional_has_an_error_that_tells():
+    """With far too few nodes it misses by much, and says so."""
+    tasks = [th.SingleLocation(10, 0.3 * (i + 1), th.sign_flips([0.0, 1.0], [1.0, 0.3])) for i in range(8)]
+    given = [th.Softmax()] * 8, [STATES["random"]] * 8
+    loose, errors = population_risks(tasks, *given, method=th.Quadrature(1e-2))
+    exact, _ = population_risks(tasks, *given, method=th.Quadrature(1e-11))
+    missed = np.abs(np.asarray(loose - exact))
+    assert np.all(missed <= errors)
+    assert 1e-9 < missed.max() < 1e-2
+
+
+def test_what_shares_no_noise_goes_the_ordinary_way():
+    states = [STATES["random"]] * 8 + [random_state(i, heads=3, features=2, m=0.3, w=0.3) for i in range(3)]
+    tasks = [th.SingleLocation(10, 0.1 * (i + 1), th.sign_flips([0.0, 1.0], [1.0, 0.3])) for i in range(11)]
+    risks, errors = population_risks(tasks, [th.Softmax()] * 11, states)
+    assert np.all(errors < 1e-8)
+    for i in (0, 8):
+        risk, error = th.population_risk(tasks[i], th.Softmax(), states[i], with_error=True)
+        assert abs(float(risks[i] - risk)) <= float(errors[i] + error)
