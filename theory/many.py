@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from theory._checks import instance, invalid, is_concrete, non_negative
-from theory._each import row
+from theory._each import copied, row
 from theory.activation import Activation
 from theory.bayes import each_bayes_risk
 from theory.flow import Run, flow_method
@@ -187,6 +187,8 @@ def _stacked(name: str, trees: Any, kind: type) -> Any:
     if not is_concrete(*trees):
         raise invalid(name, "known numbers: a sweep is driven from Python, not jitted", "tracers")
     first, leaves = _form(trees[0]), []
+    if all(tree is trees[0] for tree in trees):
+        return copied(jax.tree.map(_number, trees[0]), len(trees))
     for i, tree in enumerate(trees):
         if _form(tree) != first:
             raise invalid(f"{name}[{i}]", f"classes, shapes and fixed fields as in {name}[0], {trees[0]}", tree)
