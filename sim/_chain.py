@@ -208,7 +208,7 @@ def _attention(rest: Activation, state: State, tokens: Float[Array, "L K B R"]) 
         rest: Activation, trained: Activation, norms: Float[Array, " H"], scores: Float[Array, "H L"]
     ) -> Float[Array, " L"]:
         activation = eqx.combine(trained, rest).resolved(norms)
-        return jnp.mean(activation(scores), axis=0)
+        return jnp.mean(activation.finite(scores), axis=0)
 
     heads = state.heads.astype(tokens.dtype)
     norms = jnp.sum(jnp.square(state.heads), axis=1).astype(tokens.dtype)

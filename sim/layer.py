@@ -125,7 +125,7 @@ class MultiHeadAttention(eqx.Module):
     def attention(self, tokens: Tokens | Float[Array, "*batch L D"]) -> Float[Array, "*batch L"]:
         """a_ℓ, the weights averaged over heads."""
         scores = self.scores(tokens)
-        return jnp.mean(self.resolved_activation()(scores), axis=-2)
+        return jnp.mean(self.resolved_activation().finite(scores), axis=-2)
 
     def resolved_activation(self) -> Activation:
         """The activation for the norms r_hh of these keys, where it depends on them."""

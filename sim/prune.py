@@ -229,7 +229,7 @@ def attention_of(
         return jnp.where(some, jnp.mean(activation(jnp.where(kept[:, None], scores, -jnp.inf)), axis=-2), 0.0)
     kept = kept.astype(scores.dtype)
     count = kept.size if share == "kept" else jnp.maximum(jnp.sum(kept), 1)
-    return jnp.einsum("h,...hl->...l", kept / count, activation(scores), precision="highest")
+    return jnp.einsum("h,...hl->...l", kept / count, activation.finite(scores), precision="highest")
 
 
 @eqx.filter_jit

@@ -22,6 +22,14 @@ from theory.fluctuation import fluctuations as fluctuations  # noqa: E402
 from theory.fluctuation import stochastic_flow as stochastic_flow  # noqa: E402
 from theory.method import MonteCarlo as MonteCarlo  # noqa: E402
 from theory.method import Quadrature as Quadrature  # noqa: E402
+from theory.normalizer import AdaptiveSoftmax as AdaptiveSoftmax  # noqa: E402
+from theory.normalizer import Entmax as Entmax  # noqa: E402
+from theory.normalizer import ScalableSoftmax as ScalableSoftmax  # noqa: E402
+from theory.normalizer import SelfAdjustedSoftmax as SelfAdjustedSoftmax  # noqa: E402
+from theory.normalizer import Sigmoid as Sigmoid  # noqa: E402
+from theory.normalizer import Sparsemax as Sparsemax  # noqa: E402
+from theory.normalizer import TopK as TopK  # noqa: E402
+from theory.normalizer import adaptive_inverse_temperature as adaptive_inverse_temperature  # noqa: E402
 from theory.optimum import Optimum as Optimum  # noqa: E402
 from theory.optimum import optimal_risk as optimal_risk  # noqa: E402
 from theory.order import OrderParameters as OrderParameters  # noqa: E402

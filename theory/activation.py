@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from theory._checks import instance, invalid, is_concrete, positive, real_array
+from theory._rows import Mask, beside, lowered, per_head, unmasked, zeroed
 
 
 class HeadForm(NamedTuple):
@@ -24,18 +25,31 @@ class Activation(eqx.Module):
     """σ_hℓ from the scores χ_hℓ; a call takes (..., H, L) and returns the same shape.
 
     `trained` names the leaves that are trained: they are order parameters like m and r.
+
+    Tokens that `where` (booleans that broadcast to the scores) excludes, or whose score is −∞, are masked: their weight
+    and its derivatives are 0, and they do not count in the length of their row. A row that is all masked is zeros.
+    Where rows are normalized each on its own and the numbers are shared by all heads, (L,) is a row as well.
     """
 
     trained: eqx.AbstractVar[tuple[str, ...]]
 
     @abc.abstractmethod
-    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
-        """Attention weights."""
+    def __call__(self, scores: Float[Array, "*batch L"], where: Mask = None) -> Float[Array, "*batch L"]:
+        """Attention weights, 0 where masked."""
+
+    def finite(self, scores: Float[Array, "*batch L"]) -> Float[Array, "*batch L"]:
+        """Attention weights of scores known to be finite, none masked: the same, with nothing spent on masks."""
+        return self(scores)
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
         """Canonical name: the call that makes this activation, with every digit."""
+
+    @property
+    def twice_differentiable(self) -> bool:
+        """Whether second derivatives at almost all scores say all: no kinks, no jumps (docs/limits.md §1)."""
+        return True
 
     def resolved(self, norms: Float[Array, " H"]) -> "Activation":
         """This activation for heads with r_hh = norms, where it depends on them."""
@@ -79,17 +93,22 @@ class Softmax(HeadNormalized):
         self.temperature = positive("temperature", temperature, (0, 1))
         self.trained = ()
 
-    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
-        return jax.nn.softmax(scores / _beside("temperature", self.temperature, scores), axis=-1)
+    def __call__(self, scores: Float[Array, "*batch L"], where: Mask = None) -> Float[Array, "*batch L"]:
+        keep = unmasked(scores, where)
+        return zeroed(self.finite(lowered(scores, keep)), keep)
+
+    def finite(self, scores: Float[Array, "*batch L"]) -> Float[Array, "*batch L"]:
+        """Softmax alone."""
+        return jax.nn.softmax(scores / beside("temperature", self.temperature, scores), axis=-1)
 
     def head_form(self, heads: int) -> HeadForm:
         """β = 1/T, no sink."""
-        temperature = _per_head("temperature", self.temperature, heads)
+        temperature = per_head("temperature", self.temperature, heads)
         return HeadForm(1 / temperature, None, jnp.ones(heads))
 
     @property
     def name(self) -> str:
-        return f"Softmax(temperature={_numbers(self.temperature)})"
+        return f"Softmax(temperature={numbers(self.temperature)})"
 
 
 class Softmax1(HeadNormalized):
@@ -114,19 +133,24 @@ class Softmax1(HeadNormalized):
             raise invalid("trained", "True, False, 'bias' or 'scale'", repr(trained))
         self.trained = choices[trained]
 
-    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
-        sink = jnp.broadcast_to(_beside("bias", self.bias, scores), (*scores.shape[:-1], 1))
+    def __call__(self, scores: Float[Array, "*batch L"], where: Mask = None) -> Float[Array, "*batch L"]:
+        keep = unmasked(scores, where)
+        return zeroed(self.finite(lowered(scores, keep)), keep)
+
+    def finite(self, scores: Float[Array, "*batch L"]) -> Float[Array, "*batch L"]:
+        """Softmax with a sink alone."""
+        sink = jnp.broadcast_to(beside("bias", self.bias, scores), (*scores.shape[:-1], 1))
         weights = jax.nn.softmax(jnp.concatenate([sink, scores], axis=-1), axis=-1)[..., 1:]
-        return weights * _beside("scale", self.scale, scores)
+        return weights * beside("scale", self.scale, scores)
 
     def head_form(self, heads: int) -> HeadForm:
         """β = 1, sink b, scale c."""
-        return HeadForm(jnp.ones(heads), _per_head("bias", self.bias, heads), _per_head("scale", self.scale, heads))
+        return HeadForm(jnp.ones(heads), per_head("bias", self.bias, heads), per_head("scale", self.scale, heads))
 
     @property
     def name(self) -> str:
         trained = {(): "False", ("bias", "scale"): "True"}.get(self.trained, repr("".join(self.trained)))
-        return f"Softmax1(bias={_numbers(self.bias)}, scale={_numbers(self.scale)}, trained={trained})"
+        return f"Softmax1(bias={numbers(self.bias)}, scale={numbers(self.scale)}, trained={trained})"
 
 
 class BayesSoftmax(Activation):
@@ -161,10 +185,15 @@ class BayesSoftmax(Activation):
             self.bias, self.weights = real_array("bias", bias, (0, 1)), None
         self.trained = ("bias",) if trained else ()
 
-    def __call__(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
+    def __call__(self, scores: Float[Array, "*batch H L"], where: Mask = None) -> Float[Array, "*batch H L"]:
+        keep = unmasked(scores, where)
+        return zeroed(self.finite(lowered(scores, keep)), keep)
+
+    def finite(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
+        """Softmax over heads and tokens alone."""
         if self.bias is None:
             raise invalid("bias", "numbers: bias='norm' needs the norms of the heads, see `resolved`", "'norm'")
-        shifted = scores - _beside("bias", self.bias, scores)
+        shifted = scores - beside("bias", self.bias, scores)
         return jax.nn.softmax(shifted, axis=(-2, -1)) * scores.shape[-2]
 
     def resolved(self, norms: Float[Array, " H"]) -> "BayesSoftmax":
@@ -172,35 +201,22 @@ class BayesSoftmax(Activation):
         if self.bias is not None:
             return self
         heads = norms.shape[-1]
-        weights = jnp.full(heads, 1 / heads) if self.weights is None else _per_head("weights", self.weights, heads)
+        weights = jnp.full(heads, 1 / heads) if self.weights is None else per_head("weights", self.weights, heads)
         return BayesSoftmax(norms / 2 - jnp.log(weights).astype(norms.dtype))
 
     def biases(self, heads: int) -> Float[Array, " H"]:
         """b of each head, once it is resolved."""
         assert self.bias is not None
-        return _per_head("bias", self.bias, heads)
+        return per_head("bias", self.bias, heads)
 
     @property
     def name(self) -> str:
         if self.bias is None:
-            weights = "None" if self.weights is None else _numbers(self.weights)
+            weights = "None" if self.weights is None else numbers(self.weights)
             return f"BayesSoftmax(bias='norm', weights={weights})"
-        return f"BayesSoftmax(bias={_numbers(self.bias)}, trained={bool(self.trained)})"
+        return f"BayesSoftmax(bias={numbers(self.bias)}, trained={bool(self.trained)})"
 
 
-def _numbers(value: Any) -> str:
+def numbers(value: Any) -> str:
     """One number or nested lists, with every digit."""
     return repr(np.asarray(value).tolist()) if is_concrete(value) else "traced"
-
-
-def _per_head(name: str, value: Array, heads: int) -> Float[Array, " H"]:
-    """One number for all heads, or one per head, as an array (H,)."""
-    if value.ndim == 1 and value.shape != (heads,):
-        raise invalid(name, f"one number or one per head ({heads},)", value.shape)
-    return jnp.broadcast_to(value, (heads,))
-
-
-def _beside(name: str, value: Array, scores: Array) -> Array:
-    """`value` of each head, in the scores' type and number of axes (..., H, 1)."""
-    shape = (1,) * (scores.ndim - 2) + (-1, 1)
-    return _per_head(name, value, scores.shape[-2]).astype(scores.dtype).reshape(shape)

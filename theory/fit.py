@@ -64,7 +64,12 @@ def grid_for(method: Quadrature, task: SingleLocation, rest: Activation, states:
         return head_grid(method, task, rest, states)
     if isinstance(rest, BayesSoftmax):
         return joint_grid(method, task, rest, states)
-    raise invalid("method", f"MonteCarlo(...), the only one that {type(rest).__name__} supports", method)
+    raise unsupported(method, rest)
+
+
+def unsupported(method: Method, activation: Activation) -> ValueError:
+    """What is raised where an activation has no exact engine."""
+    return invalid("method", f"MonteCarlo(...), the only one that {type(activation).__name__} supports", method)
 
 
 @eqx.filter_jit
@@ -182,6 +187,8 @@ def fit_each(
     """
     if not isinstance(method, Quadrature) or method.nodes is not None:
         return [(method, chosen)]
+    if not isinstance(models[1], (HeadNormalized, BayesSoftmax)):
+        raise unsupported(method, models[1])
     if isinstance(models[1], HeadNormalized):
         check_rounding(method, models[0], chosen)
         needed = np.stack(each(_heads_needed_at, models, chosen, jnp.asarray(method.tail)))

@@ -13,6 +13,15 @@ import numpy as np
 
 from theory._checks import invalid
 from theory.activation import Activation, BayesSoftmax, Softmax, Softmax1
+from theory.normalizer import (
+    AdaptiveSoftmax,
+    Entmax,
+    ScalableSoftmax,
+    SelfAdjustedSoftmax,
+    Sigmoid,
+    Sparsemax,
+    TopK,
+)
 from theory.prior import GaussianMixture, Prior, discrete, gaussian, one_hot, sign_flips
 
 Named = TypeVar("Named", Prior, Activation)
@@ -26,7 +35,18 @@ PRIORS: Makers = {
     "discrete": discrete,
     "GaussianMixture": GaussianMixture,
 }
-ACTIVATIONS: Makers = {"Softmax": Softmax, "Softmax1": Softmax1, "BayesSoftmax": BayesSoftmax}
+ACTIVATIONS: Makers = {
+    "Softmax": Softmax,
+    "Softmax1": Softmax1,
+    "BayesSoftmax": BayesSoftmax,
+    "ScalableSoftmax": ScalableSoftmax,
+    "Sparsemax": Sparsemax,
+    "Entmax": Entmax,
+    "Sigmoid": Sigmoid,
+    "SelfAdjustedSoftmax": SelfAdjustedSoftmax,
+    "AdaptiveSoftmax": AdaptiveSoftmax,
+    "TopK": TopK,
+}
 
 
 def parse_prior(text: str) -> Prior:

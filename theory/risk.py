@@ -1,5 +1,6 @@
 """The population risk E(m, r) as D → ∞."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -46,14 +47,15 @@ def population_risk(
 
     Differentiable to any order in everything but L, at degenerate states (identical heads, zero heads, r = m mᵀ) too.
     r is read as ½(r + rᵀ), so the gradient in r is symmetric: ∂E/∂r_hh' of the independent entries.
-    1 for an output of zero, 1 − 1/L for uniform attention.
+    1 for an output of zero, 1 − 1/L for uniform attention. An activation with kinks or jumps (`twice_differentiable`
+    is False) has a sampled risk, but no derivatives of it: they are refused.
 
     Args:
         task: the task.
         activation: the attention activation.
         order: one state (no leading axes; `jax.vmap` over more).
         method: `Quadrature` (default where the activation allows it: softmax and softmax-1 to 1e-8, B-softmax to 1e-6)
-            or `MonteCarlo`.
+            or `MonteCarlo` (default otherwise).
         with_error: also return an error estimate: for `Quadrature` the change under 1.5 times the nodes and a window
             with 100 times less outside, plus how far the weights' sum misses one; on Sobol points the
             standard deviation over scrambles; for `MonteCarlo` the standard error.
@@ -172,7 +174,7 @@ def _sampled_at(model: Model, shared: tuple[int, MonteCarlo]) -> tuple[Array, Ar
 
 def loss_limit(activation: Activation, scores: Float[Array, "H L"], position: Any = 0) -> Float[Array, ""]:
     """Σ_ℓ (δ_ℓε − a_ℓ)² of one sample, ε = position."""
-    attention = jnp.mean(activation(scores), axis=0)
+    attention = jnp.mean(activation.finite(scores), axis=0)
     return jnp.sum((jax.nn.one_hot(position, scores.shape[-1], dtype=scores.dtype) - attention) ** 2)
 
 
@@ -262,5 +264,22 @@ def _sampled(
         del signs
         return loss_limit(eqx.combine(arrays, static), chi)
 
+    law = score_law(task, order)
+    if not activation.twice_differentiable:
+        arrays, law = _underivable((arrays, law), activation.name)
     key_data = jax.random.key_data(jax.random.key(method.seed))
-    return _montecarlo.average(integrand, arrays, score_law(task, order), samples=method.samples, key_data=key_data)
+    return _montecarlo.average(integrand, arrays, law, samples=method.samples, key_data=key_data)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _underivable(values: Any, name: str) -> Any:
+    """`values`, whose derivatives are refused: at kinks and jumps of the activation they are not those drawn."""
+    del name
+    return values
+
+
+@_underivable.defjvp
+def _underivable_jvp(name: str, primals: tuple[Any], tangents: tuple[Any]) -> Any:
+    del primals, tangents
+    expected = "a twice differentiable one, for derivatives of the sampled risk (its value, and SGD, work with any)"
+    raise invalid("activation", expected, name)
