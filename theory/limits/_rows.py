@@ -41,10 +41,14 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise invalid(name, " or ".join(map(repr, choices)), repr(value))
 
 
+def _wider(*arrays: Array) -> Any:
+    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+
+
 def floats(name: str, *values: Any, least_axes: int = 0) -> list[Array]:
     """The values as arrays of one type, float32 at least; NaN and infinities are refused."""
     kept = [jnp.asarray(value) for value in values]
-    dtype = jnp.result_type(jnp.float32, *(v.dtype for v in kept if jnp.issubdtype(v.dtype, jnp.floating)))
+    dtype = _wider(*kept)
     for array in kept:
         if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
             raise invalid(name, "real numbers", f"type {array.dtype}")
@@ -89,7 +93,7 @@ def rows_of(weights: Any, vectors: Any = None, *, where: Any = None, count: str 
         if vectors.ndim < 2:
             raise invalid("vectors", "shape (L, d) or (..., L, d)", f"shape {vectors.shape}")
         (vectors,), (weights,) = floats("vectors", vectors, least_axes=2), floats("weights", weights, least_axes=1)
-        dtype = jnp.promote_types(weights.dtype, vectors.dtype)
+        dtype = _wider(weights, vectors)
         weights, vectors = weights.astype(dtype), vectors.astype(dtype)
         tokens, dim = vectors.shape[-2:]
         if tokens != weights.shape[-1]:
@@ -149,7 +153,7 @@ def over_rows(
         raise invalid("counts, selected", "one of them", "both" if counts is not None else "neither")
     if selected is None:
         numbers, sets = counts_array(counts, length), None
-        single = jnp.ndim(counts) == 0
+        single = np.ndim(counts) == 0
     else:
         sets = jnp.asarray(selected)
         if sets.dtype != jnp.bool_:

@@ -140,10 +140,10 @@ def mean_distances(
     True
     """
     one_of("form", form, FORMS)
-    if jnp.ndim(weights) < 2:
-        raise invalid("weights", "shape (..., Q, L)", f"shape {jnp.shape(weights)}")
+    if np.ndim(weights) < 2:
+        raise invalid("weights", "shape (..., Q, L)", f"shape {np.shape(weights)}")
     rows = rows_of(weights, vectors, where=where, count=count)
-    queries, length = jnp.shape(weights)[-2:]
+    queries, length = np.shape(weights)[-2:]
     upto = length if upto is None else whole("upto", upto, 1)
     if upto > length:
         raise invalid("upto", f"no more than the {length} tokens", upto)
@@ -201,12 +201,12 @@ def critical_count(
     """
     if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise invalid("level", "a number between 0 and 1", repr(level))
-    if jnp.ndim(weights) < 3:
-        raise invalid("weights", "shape (heads, Q, L), or more axes of heads", f"shape {jnp.shape(weights)}")
-    length = jnp.shape(weights)[-1]
-    heads = int(np.prod(jnp.shape(weights)[:-2]))
+    if np.ndim(weights) < 3:
+        raise invalid("weights", "shape (heads, Q, L), or more axes of heads", f"shape {np.shape(weights)}")
+    length = np.shape(weights)[-1]
+    heads = int(np.prod(np.shape(weights)[:-2]))
     if ks_p_value(1.0, heads, heads) >= level:
-        raise invalid("weights", f"more heads: samples of {heads} never differ at level {level}", jnp.shape(weights))
+        raise invalid("weights", f"more heads: samples of {heads} never differ at level {level}", np.shape(weights))
     last = length - 1
     if count == "own" and where is not None:
         last = int(np.max(np.sum(np.broadcast_to(np.asarray(where), (*np.shape(where)[:-1], length)), axis=-1))) - 1

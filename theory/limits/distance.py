@@ -310,8 +310,8 @@ def _interval(row: Row, given: Vectors, counts: Array) -> tuple[Array, Array]:
 
 
 def random_means(
-    y: Float[Array, "*b L"], dots: Float[Array, "*b L"], total: Float[Array, "*b 1"], p: Float[Array, "*b 1"]
-) -> Float[Array, "*b L"]:
+    y: Float[Array, "*#b L"], dots: Float[Array, "*#b L"], total: Float[Array, "*#b 1"], p: Float[Array, "*#b 1"]
+) -> Float[Array, "*c L"]:
     """m_i = ‖y_i − p Σ_{j≠i} y_j‖ from ‖y_i‖², y_i·Y and ‖Y‖², Y = Σ_j y_j."""
     return root((1 + p) ** 2 * y - 2 * p * (1 + p) * dots + p**2 * total)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from theory._checks import invalid, is_concrete, non_negative, positive
@@ -123,7 +124,7 @@ def separability_bounds(
     if is_concrete(rows.weights) and bool(jnp.any(rows.weights < 0)):
         raise invalid("weights", "no negative entry", float(jnp.min(rows.weights)))
     number = 1 if counts is None else jnp.atleast_1d(jnp.asarray(counts)).shape[0]
-    flat = counts is None or jnp.ndim(counts) == 0
+    flat = counts is None or np.ndim(counts) == 0
     (radius,) = floats("radius", radius)
     if is_concrete(radius) and bool(jnp.any(radius < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
