@@ -65,7 +65,7 @@ def ks_statistic(first: Any, second: Any) -> np.ndarray:
     values = np.take_along_axis(both, order, axis=0)
     last = np.concatenate([values[1:] > values[:-1], np.ones((1, *values.shape[1:]), bool)])  # of its ties
     gaps = np.abs(np.cumsum(steps, axis=0)) * last
-    return gaps.max(axis=0) / (len(first) * len(second))
+    return np.asarray(gaps.max(axis=0) / (len(first) * len(second)))
 
 
 def ks_p_value(statistic: Any, first: int, second: int) -> np.ndarray:

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from theory._checks import invalid, is_concrete, non_negative, positive, typed_key, whole
-from theory.activation import Activation, BayesSoftmax
+from theory.activation import BayesSoftmax
 from theory.limits._rows import FORMS, floats, one_of, rows_of
-
-Weighting = Activation | Callable[[Array], Array]
 
 
 class JacobianNorm(eqx.Module):
@@ -48,7 +46,10 @@ def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Floa
     rows = rows_of(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
     slope = jnp.broadcast_to(non_negative("slope", slope), rows.lead).astype(w.dtype)
-    return 2 * jnp.max(w * (1 - w), axis=-1) * slope
+    top = jax.nn.one_hot(jnp.argmax(w, axis=-1), w.shape[-1], dtype=jnp.bool_)
+    rest = jnp.sum(jnp.where(top, 0, w), axis=-1)  # 1 − α of the largest, which may have no digits left
+    others = jnp.max(jnp.where(top, 0, w * (1 - w)), axis=-1)
+    return 2 * jnp.maximum(jnp.max(w, axis=-1) * rest, others) * slope
 
 
 def softmax_jacobian_bound(temperature: Any, *, form: str = "sharp") -> Float[Array, "..."]:
@@ -132,12 +133,12 @@ def softmax_jacobian_norm(
 
 
 def jacobian_norm(
-    activation: Weighting,
+    activation: Any,
     logits: Any,
     *,
     where: Any = None,
-    joint: bool | None = None,
-    tolerance: float = 1e-3,
+    joint: Any = None,
+    tolerance: float | int = 1e-3,
     iterations: int = 2000,
     key: Any = None,
 ) -> JacobianNorm:
@@ -146,6 +147,8 @@ def jacobian_norm(
     All rows are iterated at once until each has ‖JᵀJv − σ²v‖ ≤ tolerance·σ². Some singular value then lies within
     tolerance/2 of the value, relatively; as the start is random it is the largest one, and where that is not
     nearly repeated the error is of the order of tolerance². Axes before the last two are gone through one by one.
+    Derivatives of an activation have their own rounding besides: of softmax, some ε/T absolutely
+    (`softmax_jacobian_norm` keeps all digits of small norms).
 
     Args:
         activation: a `theory.Activation`, or any function that maps logits (..., L) to weights of the same shape.
@@ -180,14 +183,14 @@ def jacobian_norm(
 
 
 def directional_gradient(
-    activation: Weighting,
+    activation: Any,
     logits: Any,
     size: Any,
     *,
     key: Any,
     directions: int = 1,
     where: Any = None,
-    joint: bool | None = None,
+    joint: Any = None,
 ) -> Float[Array, "directions ..."]:
     """‖α(l+εv) − α(l)‖/ε in random unit directions v: up to a hundred times below ‖J‖₂ for long rows.
 
@@ -219,7 +222,7 @@ def directional_gradient(
     return _differences(activation, logits, where, axes, size, keys)
 
 
-def _prepared(activation: Weighting, logits: Any, where: Any, joint: bool | None) -> tuple[Array, Array, tuple]:
+def _prepared(activation: Any, logits: Any, where: Any, joint: Any) -> tuple[Array, Array, tuple]:
     if not callable(activation):
         raise invalid("activation", "a theory.Activation or a function", repr(activation))
     joint = isinstance(activation, BayesSoftmax) if joint is None else joint
@@ -235,12 +238,13 @@ def _prepared(activation: Weighting, logits: Any, where: Any, joint: bool | None
     return logits, where, axes
 
 
-def _map(activation: Weighting, where: Array, axes: tuple) -> Callable[[Array], Array]:
+def _map(activation: Callable[[Array], Array], where: Array, axes: tuple) -> Callable[[Array], Array]:
     """The activation on the row's own tokens; a row without any gets logits it can bear and gives 0."""
     bearable = where | ~jnp.any(where, axis=axes, keepdims=True)
 
     def weights(logits: Array) -> Array:
-        answer = activation(jnp.where(bearable, logits, -jnp.inf))
+        given = jnp.where(bearable, logits, -jnp.inf)
+        answer = activation(given[None])[0] if given.ndim == 1 else activation(given)
         if answer.shape != logits.shape:
             raise invalid("activation", f"a map that keeps the shape {logits.shape}", f"shape {answer.shape}")
         return jnp.where(where, answer.astype(logits.dtype), 0)

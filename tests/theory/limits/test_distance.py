@@ -113,7 +113,7 @@ def test_the_printed_bound_fails():
 
 
 def test_more_tokens_in_proportion_do_not_by_themselves_make_distances_vanish():
-    """At N = L/2 the mean distance of a token left out stays the same part of ‖x‖ as L grows, where all x share a mean."""
+    """At N = L/2 the mean distance of a token left out stays half of ‖x‖ as L grows, where all x share a mean."""
     for length in (64, 256, 1024):
         x = 1.0 + 0.1 * jax.random.normal(jax.random.key(0), (length, 16), jnp.float64)
         found = distances(jnp.full(length, 1 / length), x, length // 2)
@@ -199,12 +199,16 @@ def test_shapes_leading_axes_and_shared_vectors():
     assert together.sum_of_norms.shape == (2, 3, 7, 2)
     for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(distances(weights, own, [1, 3])), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
-    for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(distances(weights, shared, [1, 3], memory=1)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(together), jax.tree.leaves(distances(weights, shared, [1, 3], memory=1)), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-12)  # row by row
     single = distances(weights[1, 2, 3], shared, 3)
     assert single.sum_of_norms.shape == ()
     np.testing.assert_allclose(single.sum_of_norms, together.sum_of_norms[1, 2, 3, 1], rtol=1e-12)
-    np.testing.assert_allclose(jax.jit(lambda w: distances(w, shared, 3).per_token)(weights), distances(weights, shared, 3).per_token)
+    np.testing.assert_allclose(
+        jax.jit(lambda w: distances(w, shared, 3).per_token)(weights), distances(weights, shared, 3).per_token
+    )
 
 
 def test_rows_of_their_own_length_are_the_shorter_rows():
@@ -218,10 +222,14 @@ def test_rows_of_their_own_length_are_the_shorter_rows():
         row = distances(weights[n - 1, :n], x[:n], min(3, n))
         np.testing.assert_allclose(own.sum_of_norms[n - 1], row.sum_of_norms, rtol=1e-10, atol=1e-12)
         assert int(own.unselected[n - 1]) == max(n - 3, 0)
-        np.testing.assert_allclose(bound[n - 1], distance_bound(weights[n - 1, :n], x[:n], min(3, n)), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            bound[n - 1], distance_bound(weights[n - 1, :n], x[:n], min(3, n)), rtol=1e-10, atol=1e-12
+        )
         # tokens that are masked lie at ‖s − 0‖
         masked = 12 - max(n, 3)
-        np.testing.assert_allclose(everything.sum_of_norms[n - 1], row.sum_of_norms + masked * row.context_norm, rtol=1e-10)
+        np.testing.assert_allclose(
+            everything.sum_of_norms[n - 1], row.sum_of_norms + masked * row.context_norm, rtol=1e-10
+        )
         assert int(everything.unselected[n - 1]) == 9
 
 

@@ -97,7 +97,10 @@ def test_rows_of_their_own_length():
             np.testing.assert_allclose(found.value[n - 1, k], row.value, rtol=1e-10)
             np.testing.assert_allclose(found.error[n - 1, k], row.error, rtol=1e-8, atol=1e-14)
             np.testing.assert_allclose(
-                moments[n - 1, k, :n], second_moment(weights[0, n - 1, :n], vectors[0, :n], number), rtol=1e-9, atol=1e-14
+                moments[n - 1, k, :n],
+                second_moment(weights[0, n - 1, :n], vectors[0, :n], number),
+                rtol=1e-9,
+                atol=1e-14,
             )
 
 

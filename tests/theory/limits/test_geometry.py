@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.theory.limits.trials import direct_distances, top, trials
+from tests.theory.limits.trials import direct_distances, numpy, top, trials
 from theory.limits import coverage, separability, separability_bounds
 
 DRAWS = 20_000
@@ -26,7 +26,7 @@ def test_against_differences(kind):
         chosen = top(weights, number)
         norms = direct_distances(weights, vectors, chosen)
         radius = np.min(np.where(chosen, np.inf, norms), axis=-1)
-        found = separability(weights, vectors, number)
+        found = numpy(separability(weights, vectors, number))
         np.testing.assert_allclose(found.radius, radius, atol=1e-8 * np.max(np.abs(vectors)) * 10)
         close = norms < radius[..., None]
         undecided = np.abs(norms - radius[..., None]) < 1e-6  # rounding may turn these
@@ -62,13 +62,15 @@ def test_nothing_left_out_and_identical_tokens():
 @functools.cache
 def drawn(dim, number, spread):
     """Weights and the distances of the selected tokens in draws of x on the sphere."""
-    weights = np.sort(np.asarray(jax.nn.softmax(spread * jax.random.normal(jax.random.key(number), (64,), jnp.float64))))
+    weights = np.sort(
+        np.asarray(jax.nn.softmax(spread * jax.random.normal(jax.random.key(number), (64,), jnp.float64)))
+    )
     y = weights[::-1][:number]
     found = []
     for part in range(10):
         x = on_sphere(jax.random.fold_in(jax.random.key(dim), part), DRAWS // 10, number, dim)
-        s = jnp.sum(y[:, None] * x, axis=1, keepdims=True)
-        found.append(np.asarray(jnp.linalg.norm(s - y[:, None] * x, axis=-1)))
+        x = np.asarray(x) * y[:, None]
+        found.append(np.linalg.norm(x.sum(axis=1, keepdims=True) - x, axis=-1))
     return weights[::-1], np.concatenate(found)
 
 
@@ -102,7 +104,7 @@ def test_two_tokens_are_not_random():
 
 def test_the_limit_of_many_dimensions():
     weights = np.asarray(jax.nn.softmax(jnp.linspace(2.0, 0.0, 32)))
-    x = on_sphere(jax.random.key(0), 100, 8, 4096)
+    x = np.asarray(on_sphere(jax.random.key(0), 100, 8, 4096))
     y = weights[:8, None] * x
     norms = jnp.linalg.norm(jnp.sum(y, axis=1, keepdims=True) - y, axis=-1)
     v = np.sqrt(np.sum(weights[:8] ** 2) - weights[:8] ** 2)
@@ -141,16 +143,21 @@ def test_the_printed_lower_bound_is_negative_at_the_measured_radius():
 @pytest.mark.parametrize("number", [64, 128])
 @pytest.mark.parametrize("spread", [1.5, 3.0])
 def test_the_plateau_is_one_of_embeddings_that_share_a_mean(length, number, spread):
-    """Isotropic embeddings 0.24–0.36 distinguishable; with a common mean of half their norm 0.73–0.86. 256 rows, fixed keys."""
+    """Isotropic embeddings 0.25–0.36 distinguishable; with a common mean of half their norm 0.72–0.86.
+
+    Means over 32 draws of x with 32 rows each have standard errors up to 0.003, and the limits below lie three or more
+    from what was measured: with other keys one of the eight would leave them less than one time in a hundred.
+    """
     keys = jax.random.split(jax.random.key(length + number), 2)
-    weights = jax.nn.softmax(spread * jax.random.normal(keys[0], (256, length), jnp.float32))
-    normal = jax.random.normal(keys[1], (length, 64), jnp.float32)
-    isotropic = float(jnp.mean(separability(weights, normal / jnp.linalg.norm(normal, axis=-1, keepdims=True), number).fraction))
-    moved = normal + 0.5
-    shifted = float(jnp.mean(separability(weights, moved / jnp.linalg.norm(moved, axis=-1, keepdims=True), number).fraction))
-    print(length, number, spread, isotropic, shifted)
-    assert 0.24 <= isotropic <= 0.36
-    assert 0.73 <= shifted <= 0.86
+    weights = jax.nn.softmax(spread * jax.random.normal(keys[0], (32, 32, length), jnp.float32))
+    normal = jax.random.normal(keys[1], (32, length, 64), jnp.float32)
+
+    def fraction(x):
+        x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+        return float(jnp.mean(separability(weights, x, number).fraction))
+
+    assert 0.24 <= fraction(normal) <= 0.37
+    assert 0.71 <= fraction(normal + 0.5) <= 0.87
 
 
 def test_bounds_take_rows_and_counts():

@@ -10,6 +10,11 @@ WEIGHTS = ("flat", "peaked", "sparse")
 SETS, ROWS = 250, 400  # vectors, and rows for each: 10^5 trials
 
 
+def numpy(tree):
+    """Its arrays as those of NumPy, which mixes types."""
+    return jax.tree.map(np.asarray, tree)
+
+
 def counts_of(length):
     """N from one token to all but one."""
     return sorted({1, max(1, length // 4), max(1, length // 2), length - 1})
