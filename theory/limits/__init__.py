@@ -1,0 +1,31 @@
+"""Limits of normalized attention, on any rows of attention weights: bounds and measured quantities (docs/limits.md)."""
+
+from theory.limits.critical import CriticalCount as CriticalCount
+from theory.limits.critical import MeanDistances as MeanDistances
+from theory.limits.critical import critical_count as critical_count
+from theory.limits.critical import ks_p_value as ks_p_value
+from theory.limits.critical import ks_statistic as ks_statistic
+from theory.limits.critical import mean_distances as mean_distances
+from theory.limits.dilution import entropy_bound as entropy_bound
+from theory.limits.dilution import softmax_weight_bounds as softmax_weight_bounds
+from theory.limits.dilution import weight_bounds as weight_bounds
+from theory.limits.distance import Distances as Distances
+from theory.limits.distance import Expectation as Expectation
+from theory.limits.distance import distance_bound as distance_bound
+from theory.limits.distance import distances as distances
+from theory.limits.distance import expected_distance as expected_distance
+from theory.limits.distance import norm_interval as norm_interval
+from theory.limits.distance import second_moment as second_moment
+from theory.limits.geometry import Separability as Separability
+from theory.limits.geometry import coverage as coverage
+from theory.limits.geometry import separability as separability
+from theory.limits.geometry import separability_bounds as separability_bounds
+from theory.limits.gradient import JacobianNorm as JacobianNorm
+from theory.limits.gradient import directional_gradient as directional_gradient
+from theory.limits.gradient import jacobian_bound as jacobian_bound
+from theory.limits.gradient import jacobian_norm as jacobian_norm
+from theory.limits.gradient import softmax_difference_bound as softmax_difference_bound
+from theory.limits.gradient import softmax_jacobian_bound as softmax_jacobian_bound
+from theory.limits.gradient import softmax_jacobian_norm as softmax_jacobian_norm
+from theory.limits.support import effective_support as effective_support
+from theory.limits.support import entropy as entropy
