@@ -1,6 +1,6 @@
 """What a transformer computed on one text: attention of every head, and the vectors it averages."""
 
-from typing import Literal
+from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ class Attention(eqx.Module):
 
 
 def vectors(
-    attention: Attention, kind: Literal["inputs", "embeddings", "values"] = "inputs", *, normalize: bool = False
+    attention: Attention, kind: Any = "inputs", *, normalize: Any = False
 ) -> Float[Array, "layers_or_1 heads_or_1 L components"]:
     """The vectors x_i that attention averages (docs/limits.md §3), with axes that go with those of the weights.
 
@@ -80,7 +80,7 @@ def vectors(
     """
     instance("attention", attention, Attention)
     instance("normalize", normalize, bool)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise invalid("kind", " or ".join(map(repr, KINDS)), repr(kind))
     if kind == "values":
         chosen = attention.values

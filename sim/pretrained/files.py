@@ -39,12 +39,10 @@ def extra(name: str) -> ModuleType:
         raise ImportError(f"{name} is missing: pip install 'headsplit[pretrained]'") from error
 
 
-def find_folder(source: Any, download: bool) -> Path:
+def find_folder(source: str | Path | None, download: bool) -> Path:
     """The folder with a model's files."""
     if source is None:
         return _packaged()
-    if not isinstance(source, (str, Path)):
-        raise invalid("source", "None, a folder or a name 'owner/name'", repr(source))
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
@@ -143,12 +141,8 @@ def _weight_files(folder: Path) -> list[Path]:
         return [whole]
     if not index.is_file():
         if pickles := sorted(path.name for path in folder.glob("*.bin")):
-            convert = "read it with torch.load(weights_only=True) and save it with safetensors.torch.save_file"
-            raise invalid(
-                str(whole),
-                "safetensors",
-                f"{_listed(pickles)}, which could run code when read; to convert it, {convert}",
-            )
+            convert = "convert: torch.load(weights_only=True), then safetensors.torch.save_file"
+            raise invalid(str(whole), "safetensors", f"{_listed(pickles)}, which can run code when read ({convert})")
         raise invalid(str(folder), "model.safetensors or model.safetensors.index.json", "neither")
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):

@@ -16,9 +16,7 @@ from theory._checks import instance, invalid, whole
 Shapes = dict[str, tuple[int, ...]]
 
 
-def load_pretrained(
-    source: str | Path | None = None, *, dtype: Any = jnp.float32, download: bool = False
-) -> Transformer:
+def load_pretrained(source: Any = None, *, dtype: Any = jnp.float32, download: Any = False) -> Transformer:
     """A pretrained GPT-2 or BERT (MiniLM and other sentence encoders included) with its tokenizer.
 
     The architecture is config.json's `model_type`. Weights come from safetensors alone; pickles are refused, because
@@ -45,6 +43,8 @@ def load_pretrained(
     instance("download", download, bool)
     if dtype not in (jnp.float32, jnp.float64):
         raise invalid("dtype", "float32 or float64", dtype)
+    if source is not None and not isinstance(source, (str, Path)):
+        raise invalid("source", "None, a folder or a name 'owner/name'", repr(source))
     folder = find_folder(source, download)
     if not (folder / "config.json").is_file():
         raise invalid("source", "a folder with config.json", str(folder))

@@ -110,7 +110,7 @@ class Transformer(eqx.Module):
         """Most tokens of a text."""
         return self.position_embedding.shape[0]
 
-    def tokenize(self, text: str, *, truncate: bool = False) -> TokenizedText:
+    def tokenize(self, text: Any, *, truncate: Any = False) -> TokenizedText:
         """Ids of the tokens of a text, marks of beginning and end included where the model has them, and their names.
 
         Args:
@@ -127,7 +127,7 @@ class Transformer(eqx.Module):
         """
         return self.tokenizer.encode(text, window=self.window, truncate=truncate)
 
-    def __call__(self, tokens: Any, *, activation: Activation | None = None, logits: bool = False) -> Attention:
+    def __call__(self, tokens: Any, *, activation: Any = None, logits: Any = False) -> Attention:
         """Attention on one text; compiled once for each length, so that no token is padding.
 
         Memory is that of the result: 4·layers·heads·L² bytes of weights in float32 (600 MB for the smallest GPT-2 at

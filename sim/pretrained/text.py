@@ -43,7 +43,7 @@ class TextTokenizer:
         """One more than the largest id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str, *, window: int, truncate: bool = False) -> TokenizedText:
+    def encode(self, text: Any, *, window: int, truncate: Any = False) -> TokenizedText:
         """Ids and names of the tokens, at most `window` of them."""
         instance("truncate", truncate, bool)
         if not isinstance(text, str):
