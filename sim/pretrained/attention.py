@@ -14,7 +14,7 @@ KINDS = ("inputs", "embeddings", "values")
 
 
 class Attention(eqx.Module):
-    """Hidden states and attention of all layers and heads on one text of L tokens (docs/limits.md §1).
+    """Hidden states and attention of all layers and heads on one text of L tokens.
 
     The output of head h of a layer at token i is Σ_j weights[layer, h, i, j] values[layer, h, j].
 

@@ -100,9 +100,12 @@ def read_weights(
     Raises:
         ValueError: naming files that cannot be read, and weights that are missing, misshaped, not finite or not known.
     """
-    files = {_plain(name, prefix): (name, path) for path in _weight_files(folder) for name in _names(path)}
+    listed = [(_plain(name, prefix), name, path) for path in _weight_files(folder) for name in _names(path)]
+    files = {plain: (name, path) for plain, name, path in listed}
     if missing := [name for name in shapes if name not in files]:
         raise invalid("weights", f"all {len(shapes)} of the model in {folder}", f"none called {_listed(missing)}")
+    if twice := [name for plain, name, path in listed if plain in shapes and files[plain] != (name, path)]:
+        raise invalid("weights", "each once", f"another {_listed(twice)}")
     strange = [
         name for name in files if name.startswith(tuple(body)) and name not in shapes and not re.fullmatch(unused, name)
     ]
@@ -112,7 +115,7 @@ def read_weights(
     for path in dict.fromkeys(files[name][1] for name in shapes):
         with _opened(path) as opened:
             own = {name: stored for name, (stored, place) in files.items() if place == path and name in shapes}
-            arrays |= {name: opened.get_tensor(stored) for name, stored in own.items()}
+            arrays |= {name: _array(opened, path, stored) for name, stored in own.items()}
     wrong = [
         f"{name} {arrays[name].shape} instead of {shape}"
         for name, shape in shapes.items()
@@ -120,18 +123,18 @@ def read_weights(
     ]
     if wrong:
         raise invalid("weights", f"the shapes that {folder / 'config.json'} asks for", _listed(wrong))
-    if bad := [name for name, array in arrays.items() if not np.all(np.isfinite(array.astype(np.float32)))]:
+    if bad := [name for name, array in arrays.items() if not np.all(np.isfinite(array))]:
         raise invalid("weights", "finite numbers", f"some that are not in {_listed(bad)}")
     return arrays
+
+
+_RENAMED = {"gamma": "weight", "beta": "bias"}
 
 
 def _plain(name: str, prefix: str) -> str:
     """A name without prefix; old files call scale and bias of a normalization gamma and beta."""
     name = name.removeprefix(prefix)
-    return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_NEW[m[1]]}", name)
-
-
-_NEW = {"gamma": "weight", "beta": "bias"}
+    return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: f"LayerNorm.{_RENAMED[m[1]]}", name)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -162,6 +165,17 @@ def _opened(path: Path) -> Any:
         return safetensors.safe_open(str(path), framework="np")
     except (OSError, safetensors.SafetensorError) as error:
         raise invalid(str(path), "a whole safetensors file", str(error)) from error
+
+
+def _array(opened: Any, path: Path, name: str) -> np.ndarray:
+    """One array; some number formats have no counterpart in NumPy."""
+    try:
+        array = opened.get_tensor(name)
+    except Exception as error:
+        raise invalid(f"{path}: {name}", "numbers that NumPy can hold", str(error)) from error
+    if not np.can_cast(array.dtype, np.float64):
+        raise invalid(f"{path}: {name}", "real numbers", array.dtype)
+    return array
 
 
 def _names(path: Path) -> list[str]:

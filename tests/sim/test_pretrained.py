@@ -428,6 +428,17 @@ def test_missing_and_misshaped_weights_are_named(copy):
         load_pretrained(folder)
 
 
+def test_weights_that_are_there_twice_or_not_real(copy):
+    folder = copy("gpt2")
+    arrays = stored(folder)
+    store(folder, arrays | {"wte.weight": arrays["transformer.wte.weight"]})
+    with pytest.raises(ValueError, match=r"weights: expected each once, got another (transformer\.)?wte\.weight"):
+        load_pretrained(folder)
+    store(folder, arrays | {"transformer.wte.weight": arrays["transformer.wte.weight"].astype(np.complex64)})
+    with pytest.raises(ValueError, match=r"wte\.weight: expected real numbers, got complex64"):
+        load_pretrained(folder)
+
+
 @pytest.mark.parametrize("kept", [0, 5, 100, -1])
 def test_truncated_weights(copy, kept):
     path = copy("gpt2") / "model.safetensors"
