@@ -8,9 +8,9 @@ import jax
 import pytest
 
 MODULES = [
-    f"{package}.{module.name}"
+    module.name
     for package in ("theory", "sim", "compare")
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
 ]
 
 

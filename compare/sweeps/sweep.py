@@ -101,7 +101,7 @@ def sweep(
         >>> fixed = {"length": 5, "prior": th.sign_flips([0.0], [1.0])}
         >>> data = sweep(th.bayes_risk, grid={"snr": [4.0, 8.0]}, fixed=fixed, say=None, progress=False)
         >>> data.risk.dims, [f"{risk:.5f}" for risk in data.risk.values]
-        (('snr',), ['0.36290', '0.17254'])
+        (('snr',), ['0.43237', '0.17254'])
     """
     say = say or (lambda text: None)
     points = grid_of(run_of(run), grid, {} if fixed is None else fixed, replicas=replicas, seed=seed)
