@@ -7,6 +7,9 @@ from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.normalizers import gradient_against_length as gradient_against_length
+from compare.normalizers import risk_against_length as risk_against_length
+from compare.normalizers import stability_against_rate as stability_against_rate
 from compare.scaling import ResidualScaling as ResidualScaling
 from compare.scaling import residual_scaling as residual_scaling
 from compare.shift import TimeShift as TimeShift
