@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Num
 
 from theory._checks import invalid
 
@@ -38,7 +38,7 @@ def lowered(values: Float[Array, "*batch L"], keep: Bool[Array, "*batch L"]) -> 
     return jnp.where(keep, values, jnp.asarray(low, values.dtype))
 
 
-def length(keep: Bool[Array, "*batch L"], dtype: Any) -> Float[Array, "*batch 1"]:
+def length(keep: Bool[Array, "*batch L"], dtype: Any) -> Num[Array, "*batch 1"]:
     """n: tokens that count, at least 1."""
     return jnp.maximum(jnp.sum(keep, axis=-1, keepdims=True, dtype=dtype), jnp.ones((), dtype))
 

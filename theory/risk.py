@@ -262,7 +262,9 @@ def _sampled(
 
     law = score_law(task, order)
     if not activation.twice_differentiable:
-        arrays, law = _underivable((arrays, law), activation.name)
+        numbers, rest = eqx.partition(law, eqx.is_inexact_array)
+        arrays, numbers = _underivable((arrays, numbers), type(activation).__name__)
+        law = eqx.combine(numbers, rest)
     key_data = jax.random.key_data(jax.random.key(method.seed))
     return _montecarlo.average(integrand, arrays, law, samples=method.samples, key_data=key_data)
 
