@@ -3,6 +3,7 @@
 XLA sorts slowly on CPUs, and derivatives through an iteration are wrong: entmax has the closed rule of its Jacobian.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -94,7 +95,7 @@ def _by_logarithms(
     return jnp.where(inside, jnp.exp(exponent * log), zero)
 
 
-def _climbed(step, start: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
+def _climbed(step: Callable[[Array], Array], start: Float[Array, "*batch 1"]) -> Float[Array, "*batch 1"]:
     """`start` + steps until they are rounding; each row stops by itself, whatever rows there are beside it."""
     least = 2 * jnp.finfo(start.dtype).eps
 
@@ -114,7 +115,7 @@ class _Bracket(NamedTuple):
     high: Array
     value: Array
     moving: Array
-    count: Array
+    steps: Array
 
 
 def _by_largest(z: Float[Array, "*batch L"], a: float) -> Float[Array, "*batch L"]:
@@ -136,15 +137,15 @@ def _by_largest(z: Float[Array, "*batch L"], a: float) -> Float[Array, "*batch L
         high = jnp.where(state.moving & (total >= 1), w, state.high)
         moving = state.moving & (jnp.abs(total - 1) > 4 * eps) & (high - low > 2 * eps * high)
         newton = w - (total - 1) / slope
-        within = (newton > low) & (newton < high) & (state.count % 4 != 3)
+        within = (newton > low) & (newton < high) & (state.steps % 4 != 3)
         following = jnp.where(within, newton, jnp.sqrt(low * high))
-        return _Bracket(low, high, jnp.where(moving, following, w), moving, state.count + 1)
+        return _Bracket(low, high, jnp.where(moving, following, w), moving, state.steps + 1)
 
     high = jnp.minimum((-_newton(z, 1)) ** (1 / a), one)
     low = jnp.full_like(high, 1 / z.shape[-1])
     high = jnp.maximum(high * (1 + 4 * eps), low)
     start = _Bracket(low * (1 - 4 * eps), high, high, jnp.ones_like(high, bool), jnp.zeros((), jnp.int32))
-    end = jax.lax.while_loop(lambda s: jnp.any(s.moving) & (s.count < _MOST_STEPS), body, start)
+    end = jax.lax.while_loop(lambda s: jnp.any(s.moving) & (s.steps < _MOST_STEPS), body, start)
     log, inside = logarithm(end.value)
     return jnp.where(inside, jnp.exp(log), zero)
 

@@ -417,7 +417,10 @@ def test_finite_scores_have_the_weights_they_had(activation):
         (lambda: th.Softmax()(jnp.ones((2, 3)), jnp.ones((2, 4), bool)), r"where: expected booleans that broadcast to"),
         (lambda: th.Sigmoid()(jnp.ones(3), jnp.ones((2, 3), bool)), r"where: expected booleans"),
         (lambda: th.Sparsemax([1.0, 2.0])(jnp.ones(3)), "temperature: expected one number, for a single row"),
-        (lambda: th.Sparsemax([1.0, 2.0])(jnp.ones((3, 4))), r"temperature: expected one number or one per head \(3,\)"),
+        (
+            lambda: th.Sparsemax([1.0, 2.0])(jnp.ones((3, 4))),
+            r"temperature: expected one number or one per head \(3,\)",
+        ),
         (lambda: th.ScalableSoftmax([1.0, 2.0]).check_heads(3), r"scale: expected one number or one per head"),
     ],
 )
