@@ -95,7 +95,7 @@ class Entmax(Activation):
 
     Example:
         >>> print(Entmax(1.5)(jnp.array([0.0, 0.0, 1.0])).round(4))
-        [0.1743 0.1743 0.6514]
+        [0.1299 0.1299 0.7403]
     """
 
     temperature: Float[Array, "..."]
@@ -190,9 +190,9 @@ class AdaptiveSoftmax(Activation):
     Derivatives include that of β.
 
     Example:
-        >>> scores = jnp.zeros(256).at[0].set(6.0)
+        >>> scores = jnp.zeros(256).at[0].set(4.0)
         >>> print(f"{AdaptiveSoftmax()(scores)[0]:.3f} {jax.nn.softmax(scores)[0]:.3f}")
-        0.997 0.613
+        0.973 0.176
     """
 
     trained: tuple[str, ...] = eqx.field(static=True, default=())
