@@ -91,7 +91,7 @@ def compare(
         str,
         typer.Option(
             help="Attention activation: Softmax(temperature), Softmax1(bias, scale, trained), "
-            "BayesSoftmax(bias, trained, weights) with numbers or 'norm' as its bias."
+            "BayesSoftmax(bias, trained, weights) with numbers or 'norm' as its bias, or those of docs/limits.md."
         ),
     ] = _DEFAULT.activation,
     dim: Annotated[int, typer.Option(help="Dimensions D of the simulated layer.")] = _DEFAULT.dim,

@@ -22,7 +22,7 @@ from scipy.stats import qmc
 
 from theory._checks import instance, invalid, non_negative, positive, real_array, whole
 from theory._words import counted
-from theory.activation import Activation, BayesSoftmax
+from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.fit import fit
 from theory.flow import gradient_flow
 from theory.fluctuation import Fluctuations, fluctuations
@@ -200,6 +200,8 @@ def predict_stages(
     """
     instance("task", task, SingleLocation)
     instance("activation", activation, Activation)
+    if not isinstance(activation, (HeadNormalized, BayesSoftmax)):
+        raise invalid("activation", "softmax, softmax-1 or B-softmax", activation)
     heads = whole("heads", heads, 1)
     dims = tuple(whole("dim", d, task.features + heads) for d in np.atleast_1d(dim).tolist())
     if not dims:
