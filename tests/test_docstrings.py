@@ -9,7 +9,7 @@ import pytest
 
 MODULES = [
     f"{package}.{module.name}"
-    for package in ("theory", "sim", "compare")
+    for package in ("theory", "theory.limits", "sim", "compare")
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
 ]
 
