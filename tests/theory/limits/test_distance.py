@@ -219,7 +219,7 @@ def test_rows_of_their_own_length_are_the_shorter_rows():
     own = distances(weights, x, 3, where=mask)
     bound = distance_bound(weights, x, 3, where=mask)
     everything = distances(weights, x, 3, where=mask, count="all")
-    for n in range(1, 13):
+    for n in (1, 3, 4, 12):
         row = distances(weights[n - 1, :n], x[:n], min(3, n))
         np.testing.assert_allclose(own.sum_of_norms[n - 1], row.sum_of_norms, rtol=1e-10, atol=1e-12)
         assert int(own.unselected[n - 1]) == max(n - 3, 0)
