@@ -54,7 +54,7 @@ def floats(name: str, *values: Any, least_axes: int = 0) -> list[Array]:
             raise invalid(name, "real numbers", f"type {array.dtype}")
         if array.ndim < least_axes or array.size == 0:
             raise invalid(name, f"at least {least_axes} axes, none of them empty", f"shape {array.shape}")
-        if is_concrete(array) and not bool(jnp.all(jnp.isfinite(array))):
+        if is_concrete(array) and not np.all(np.isfinite(np.asarray(array))):
             raise invalid(name, "finite numbers", "NaN or infinity")
     return [array.astype(dtype) for array in kept]
 
@@ -162,7 +162,7 @@ def over_rows(
             sets = jnp.broadcast_to(sets, (*rows.lead, length)).reshape(rows.weights.shape)
         except ValueError as error:
             raise invalid("selected", f"a shape that broadcasts to {(*rows.lead, length)}", sets.shape) from error
-        if is_concrete(sets, rows.counted) and not bool(jnp.all(jnp.any(sets & rows.counted, axis=-1))):
+        if is_concrete(sets, rows.counted) and not np.all(np.any(np.asarray(sets) & np.asarray(rows.counted), axis=-1)):
             raise invalid("selected", "at least one token in every row", "a row with none")
         numbers, single = jnp.zeros(1, jnp.int32), True
     width = max(length, 0 if rows.vectors is None else rows.vectors.shape[-1])

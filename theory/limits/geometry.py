@@ -59,7 +59,7 @@ def separability(
     if radius is None:
         return over_rows(_separated, rows, counts, selected, **options)
     (radius,) = floats("radius", radius)
-    if is_concrete(radius) and bool(jnp.any(radius < 0)):
+    if is_concrete(radius) and bool(np.any(np.asarray(radius) < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
     each = jnp.broadcast_to(radius.astype(rows.weights.dtype), rows.lead).reshape(rows.weights.shape[:2])
     return over_rows(_separated_within, rows, counts, selected, extra=(each,), **options)
@@ -121,12 +121,12 @@ def separability_bounds(
             raise invalid(name, f"a number with form={form!r}", None)
     rows = rows_of(weights, where=where)
     dtype = rows.weights.dtype
-    if is_concrete(rows.weights) and bool(jnp.any(rows.weights < 0)):
-        raise invalid("weights", "no negative entry", float(jnp.min(rows.weights)))
+    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
+        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
     number = 1 if counts is None else jnp.atleast_1d(jnp.asarray(counts)).shape[0]
     flat = counts is None or np.ndim(counts) == 0
     (radius,) = floats("radius", radius)
-    if is_concrete(radius) and bool(jnp.any(radius < 0)):
+    if is_concrete(radius) and bool(np.any(np.asarray(radius) < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
     each = jnp.broadcast_to(radius.astype(dtype), rows.lead if flat else (*rows.lead, number))
     each = each.reshape(*rows.weights.shape[:2], number)
@@ -154,7 +154,7 @@ def coverage(level: Any, heads: Any) -> Float[Array, "..."]:
     0.96
     """
     level, heads = non_negative("level", level), non_negative("heads", heads)
-    if is_concrete(level) and bool(jnp.any(level > 1)):
+    if is_concrete(level) and bool(np.any(np.asarray(level) > 1)):
         raise invalid("level", "numbers from 0 to 1", level.tolist())
     axes = max(level.ndim, heads.ndim)
     level, heads = (part.reshape((1,) * (axes - part.ndim) + part.shape) for part in (level, heads))

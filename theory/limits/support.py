@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from theory._checks import invalid, is_concrete
@@ -13,20 +14,21 @@ from theory.limits._rows import one_of, rows_of
 def entropy(weights: Any, *, where: Any = None) -> Float[Array, "..."]:
     """Entropy −Σ p_i log p_i in nats, p = α/Σα.
 
-    Args:
-        weights: α ≥ 0, (..., L), of any sum.
-        where: True where a token may be attended; masked weights count as 0.
+        Args:
+            weights: α ≥ 0, (..., L), of any sum.
+            where: True where a token may be attended; masked weights count as 0.
 
-    Returns:
-        (...), 0 for one token; 0 too for a row without any weight.
+        Returns:
+            (...), 0 for one token; 0 too for a row without any weight.
 
-    Raises:
-        ValueError: a weight is negative or not finite, or a shape does not fit.
+        Raises:
+            ValueError: a weight is negative or not finite, or a shape does not fit.
 
-    >>> import jax.numpy as jnp
-    >>> from theory.limits import entropy
-    >>> entropy(jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
-    [0.693..., 0.0]
+        >>> import jax.numpy as jnp
+    import numpy as np
+        >>> from theory.limits import entropy
+        >>> entropy(jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
+        [0.693..., 0.0]
     """
     return _entropy(_shares(weights, where))
 
@@ -34,21 +36,23 @@ def entropy(weights: Any, *, where: Any = None) -> Float[Array, "..."]:
 def effective_support(weights: Any, *, kind: str = "entropy", where: Any = None) -> Float[Array, "..."]:
     """Effective number of tokens: e^entropy, or 1/Σ p_i² ("participation"), p = α/Σα; from 1 to L.
 
-    Args:
-        weights: α ≥ 0, (..., L), of any sum.
-        kind: "entropy" or "participation" (never the larger of the two).
-        where: True where a token may be attended; masked weights count as 0.
+        Args:
+            weights: α ≥ 0, (..., L), of any sum.
+            kind: "entropy" or "participation" (never the larger of the two).
+            where: True where a token may be attended; masked weights count as 0.
 
-    Returns:
-        (...); 0 for a row without any weight.
+        Returns:
+            (...); 0 for a row without any weight.
 
-    Raises:
-        ValueError: a weight is negative or not finite, a shape does not fit, or an unknown kind.
+        Raises:
+            ValueError: a weight is negative or not finite, a shape does not fit, or an unknown kind.
 
-    >>> import jax.numpy as jnp
-    >>> from theory.limits import effective_support
-    >>> [round(float(effective_support(jnp.array([0.8, 0.2]), kind=kind)), 4) for kind in ("entropy", "participation")]
-    [1.6494, 1.4706]
+        >>> import jax.numpy as jnp
+    import numpy as np
+        >>> from theory.limits import effective_support
+        >>> weights = jnp.array([0.8, 0.2])
+    >>> [round(float(effective_support(weights, kind=kind)), 4) for kind in ("entropy", "participation")]
+        [1.6494, 1.4706]
     """
     one_of("kind", kind, ("entropy", "participation"))
     return _support(_shares(weights, where), kind == "entropy")
@@ -56,8 +60,8 @@ def effective_support(weights: Any, *, kind: str = "entropy", where: Any = None)
 
 def _shares(weights: Any, where: Any) -> Float[Array, "... L"]:
     rows = rows_of(weights, where=where)
-    if is_concrete(rows.weights) and bool(jnp.any(rows.weights < 0)):
-        raise invalid("weights", "no negative entry", float(jnp.min(rows.weights)))
+    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
+        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
     return _normalized(rows.weights.reshape(*rows.lead, -1))
 
 

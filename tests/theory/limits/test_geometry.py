@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.theory.limits.trials import direct_distances, numpy, top, trials
+from tests.theory.limits.trials import LONG, direct_distances, numpy, top, trials
 from theory.limits import coverage, separability, separability_bounds
 
 DRAWS = 20_000
@@ -74,7 +74,7 @@ def drawn(dim, number, spread):
     return weights[::-1], np.concatenate(found)
 
 
-@pytest.mark.parametrize("dim", [2, 8, 64])
+@pytest.mark.parametrize("dim", [pytest.param(2, marks=LONG), 8, pytest.param(64, marks=LONG)])
 @pytest.mark.parametrize("number", [1, 2, 16])
 @pytest.mark.parametrize("spread", [0.3, 2.0])
 def test_expected_numbers_lie_within_bounds(dim, number, spread):

@@ -3,8 +3,15 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-SHAPES = [(2, 1), (5, 3), (16, 4), (40, 8)]  # (L, d)
+LONG = pytest.mark.slow
+SHAPES = [
+    pytest.param((2, 1), marks=LONG),
+    pytest.param((5, 3), marks=LONG),
+    (16, 4),
+    pytest.param((40, 8), marks=LONG),
+]  # (L, d)
 VECTORS = ("isotropic", "clustered", "equal", "collinear")
 WEIGHTS = ("flat", "peaked", "sparse")
 SETS, ROWS = 250, 400  # vectors, and rows for each: 10^5 trials
