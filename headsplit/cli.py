@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw a figure again from a stored result.")
+figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw a figure from a stored result.")
 app.add_typer(figure_app, name="figure")
 
 RESULTS = Path("results")
@@ -435,6 +435,25 @@ def figure_bayes(
 
     with _reported("figure bayes"):
         show_bayes(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
+
+
+@figure_app.command("normalizers")
+def figure_normalizers(
+    out: Annotated[Path, typer.Option(help="Folder for store and figure.")] = RESULTS / "normalizers",
+    seed: Annotated[int, typer.Option(help="Seed of all samples.")] = 0,
+    progress: Annotated[bool, typer.Option(help="Progress bars.")] = True,
+) -> None:
+    """Compute, unless the folder holds it, and draw what limits normalizers in the single-location model.
+
+    Risk of bounded keys against L beside the Bayes risk, gradient against L at bounded logits, and the largest stable
+    learning rate against the temperature. Each panel is stored as soon as it is finished; after Ctrl-C the same command
+    goes on. Some three minutes on two CPU cores.
+    """
+    from headsplit.normalizers import Configuration as Normalizers
+    from headsplit.normalizers import run as run_normalizers
+
+    with _reported("figure normalizers"):
+        run_normalizers(Normalizers(seed=seed), out, progress=progress, say=typer.echo)
 
 
 @figure_app.command("compare")
