@@ -26,24 +26,23 @@ class JacobianNorm(eqx.Module):
 def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Float[Array, "..."]:
     """‖J‖₂ ≤ 2 max_i α_i(1−α_i) · max|F'/F| for weights F(l_i)/Σ_j F(l_j); no more than ½ max|F'/F|.
 
-        Softmax at temperature T has |F'/F| = 1/T. Attained by two tokens of weight ½ with the same F'/F.
+    Softmax at temperature T has |F'/F| = 1/T. Attained by two tokens of weight ½ with the same F'/F.
 
-        Args:
-            weights: α, (..., L), rows that sum to 1.
-            slope: max|F'/F| over the row's logits, a number or (...).
-            where: True where a token may be attended.
+    Args:
+        weights: α, (..., L), rows that sum to 1.
+        slope: max|F'/F| over the row's logits, a number or (...).
+        where: True where a token may be attended.
 
-        Returns:
-            The bound (...).
+    Returns:
+        The bound (...).
 
-        Raises:
-            ValueError: a number is not finite, slope is negative, or a shape does not fit.
+    Raises:
+        ValueError: a number is not finite, slope is negative, or a shape does not fit.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> from theory.limits import jacobian_bound
-        >>> jacobian_bound(jnp.array([[0.5, 0.5], [0.9, 0.1]])).tolist()
-        [0.5, 0.18...]
+    >>> import jax.numpy as jnp
+    >>> from theory.limits import jacobian_bound
+    >>> jacobian_bound(jnp.array([[0.5, 0.5], [0.9, 0.1]])).tolist()
+    [0.5, 0.18...]
     """
     rows = rows_of(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
@@ -105,26 +104,25 @@ def softmax_jacobian_norm(
 ) -> Float[Array, "..."]:
     """‖(diag α − ααᵀ)/T‖₂ from its secular equation: the root λ of Σ_i α_i/(α_i−λ) = 0 between the two largest weights.
 
-        The root is found by bisection of log λ; if the largest weight occurs twice it is the root itself.
+    The root is found by bisection of log λ; if the largest weight occurs twice it is the root itself.
 
-        Args:
-            weights: α, (..., L), rows that sum to 1.
-            temperature: T > 0, a number or (...).
-            where: True where a token may be attended.
-            steps: halvings; 60 leave only rounding in float64.
+    Args:
+        weights: α, (..., L), rows that sum to 1.
+        temperature: T > 0, a number or (...).
+        where: True where a token may be attended.
+        steps: halvings; 60 leave only rounding in float64.
 
-        Returns:
-            (...); 0 for rows of one token.
+    Returns:
+        (...); 0 for rows of one token.
 
-        Raises:
-            ValueError: a weight is negative or not finite, T is not positive, or a shape does not fit.
+    Raises:
+        ValueError: a weight is negative or not finite, T is not positive, or a shape does not fit.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> from theory.limits import softmax_jacobian_norm
-        >>> norms = softmax_jacobian_norm(jnp.array([[0.5, 0.5], [0.9, 0.1]]), temperature=0.5)
+    >>> import jax.numpy as jnp
+    >>> from theory.limits import softmax_jacobian_norm
+    >>> norms = softmax_jacobian_norm(jnp.array([[0.5, 0.5], [0.9, 0.1]]), temperature=0.5)
     >>> [round(float(norm), 6) for norm in norms]
-        [1.0, 0.36]
+    [1.0, 0.36]
     """
     rows = rows_of(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
@@ -148,36 +146,35 @@ def jacobian_norm(
 ) -> JacobianNorm:
     """‖J‖₂ of any activation at the given logits, by power iteration on JᵀJ with products J·v and Jᵀ·u.
 
-        All rows are iterated at once until each has ‖JᵀJv − σ²v‖ ≤ tolerance·σ². Some singular value then lies within
-        tolerance/2 of the value, relatively; as the start is random it is the largest one, and where that is not
-        nearly repeated the error is of the order of tolerance². Axes before the last two are gone through one by one.
-        Derivatives of an activation have their own rounding besides: of softmax, some ε/T absolutely
-        (`softmax_jacobian_norm` keeps all digits of small norms).
+    All rows are iterated at once until each has ‖JᵀJv − σ²v‖ ≤ tolerance·σ². Some singular value then lies within
+    tolerance/2 of the value, relatively; as the start is random it is the largest one, and where that is not
+    nearly repeated the error is of the order of tolerance². Axes before the last two are gone through one by one.
+    Derivatives of an activation have their own rounding besides: of softmax, some ε/T absolutely
+    (`softmax_jacobian_norm` keeps all digits of small norms).
 
-        Args:
-            activation: a `theory.Activation`, or any function that maps logits (..., L) to weights of the same shape.
-            logits: l, (..., L), or whatever axes the activation takes.
-            where: True where a token may be attended; the others get logit −∞ and no derivative. A row without any has
-                norm 0.
-            joint: whether the last two axes (heads and tokens) share one normalizer: the Jacobian is then that of
-                both together, and the answer has axes (...) without them. Unless given: True for `BayesSoftmax` only.
-            tolerance: of the residual.
-            iterations: after which it stops; `converged` says where that was too early.
-            key: typed key of the starting directions, `jax.random.key(0)` unless given.
+    Args:
+        activation: a `theory.Activation`, or any function that maps logits (..., L) to weights of the same shape.
+        logits: l, (..., L), or whatever axes the activation takes.
+        where: True where a token may be attended; the others get logit −∞ and no derivative. A row without any has
+            norm 0.
+        joint: whether the last two axes (heads and tokens) share one normalizer: the Jacobian is then that of
+            both together, and the answer has axes (...) without them. Unless given: True for `BayesSoftmax` only.
+        tolerance: of the residual.
+        iterations: after which it stops; `converged` says where that was too early.
+        key: typed key of the starting directions, `jax.random.key(0)` unless given.
 
-        Returns:
-            `JacobianNorm`.
+    Returns:
+        `JacobianNorm`.
 
-        Raises:
-            ValueError: a number is not finite, an option out of range, or the activation changes the shape.
+    Raises:
+        ValueError: a number is not finite, an option out of range, or the activation changes the shape.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> import theory as th
-        >>> from theory.limits import jacobian_norm
-        >>> found = jacobian_norm(th.Softmax(0.5), jnp.zeros((1, 2)))  # weights (1/2, 1/2): 1/(2T)
-        >>> round(float(found.value[0]), 6), bool(found.converged[0])
-        (1.0, True)
+    >>> import jax.numpy as jnp
+    >>> import theory as th
+    >>> from theory.limits import jacobian_norm
+    >>> found = jacobian_norm(th.Softmax(0.5), jnp.zeros((1, 2)))  # weights (1/2, 1/2): 1/(2T)
+    >>> round(float(found.value[0]), 6), bool(found.converged[0])
+    (1.0, True)
     """
     logits, where, axes = _prepared(activation, logits, where, joint)
     if not (isinstance(tolerance, (int, float)) and 0 < tolerance < 1):

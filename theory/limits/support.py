@@ -14,21 +14,20 @@ from theory.limits._rows import one_of, rows_of
 def entropy(weights: Any, *, where: Any = None) -> Float[Array, "..."]:
     """Entropy −Σ p_i log p_i in nats, p = α/Σα.
 
-        Args:
-            weights: α ≥ 0, (..., L), of any sum.
-            where: True where a token may be attended; masked weights count as 0.
+    Args:
+        weights: α ≥ 0, (..., L), of any sum.
+        where: True where a token may be attended; masked weights count as 0.
 
-        Returns:
-            (...), 0 for one token; 0 too for a row without any weight.
+    Returns:
+        (...), 0 for one token; 0 too for a row without any weight.
 
-        Raises:
-            ValueError: a weight is negative or not finite, or a shape does not fit.
+    Raises:
+        ValueError: a weight is negative or not finite, or a shape does not fit.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> from theory.limits import entropy
-        >>> entropy(jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
-        [0.693..., 0.0]
+    >>> import jax.numpy as jnp
+    >>> from theory.limits import entropy
+    >>> entropy(jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
+    [0.693..., 0.0]
     """
     return _entropy(_shares(weights, where))
 
@@ -36,23 +35,22 @@ def entropy(weights: Any, *, where: Any = None) -> Float[Array, "..."]:
 def effective_support(weights: Any, *, kind: str = "entropy", where: Any = None) -> Float[Array, "..."]:
     """Effective number of tokens: e^entropy, or 1/Σ p_i² ("participation"), p = α/Σα; from 1 to L.
 
-        Args:
-            weights: α ≥ 0, (..., L), of any sum.
-            kind: "entropy" or "participation" (never the larger of the two).
-            where: True where a token may be attended; masked weights count as 0.
+    Args:
+        weights: α ≥ 0, (..., L), of any sum.
+        kind: "entropy" or "participation" (never the larger of the two).
+        where: True where a token may be attended; masked weights count as 0.
 
-        Returns:
-            (...); 0 for a row without any weight.
+    Returns:
+        (...); 0 for a row without any weight.
 
-        Raises:
-            ValueError: a weight is negative or not finite, a shape does not fit, or an unknown kind.
+    Raises:
+        ValueError: a weight is negative or not finite, a shape does not fit, or an unknown kind.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> from theory.limits import effective_support
-        >>> weights = jnp.array([0.8, 0.2])
+    >>> import jax.numpy as jnp
+    >>> from theory.limits import effective_support
+    >>> weights = jnp.array([0.8, 0.2])
     >>> [round(float(effective_support(weights, kind=kind)), 4) for kind in ("entropy", "participation")]
-        [1.6494, 1.4706]
+    [1.6494, 1.4706]
     """
     one_of("kind", kind, ("entropy", "participation"))
     return _support(_shares(weights, where), kind == "entropy")
