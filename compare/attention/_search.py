@@ -12,7 +12,7 @@ from theory.limits import ks_p_value, ks_statistic, mean_distances
 
 
 class Search(NamedTuple):
-    """Critical N of all heads and of each layer's; NaN where the test sees a difference at every N, or always none."""
+    """Critical N of all heads and of each layer's; NaN where the test sees a difference at every N, or never can."""
 
     count: float
     layers: Float[np.ndarray, " layers"]
@@ -47,11 +47,11 @@ def search(sample: Sample, *, level: float, form: str, progress: bool) -> Search
     return Search(_first(p_value, len(measured), level), np.array(layers), statistic, p_value)
 
 
-def testable(heads: int, level: float) -> bool:
+def _testable(heads: int, level: float) -> bool:
     """Whether samples of so few heads can differ at all."""
     return float(ks_p_value(1.0, heads, heads)) < level
 
 
 def _first(p_value: np.ndarray, heads: int, level: float) -> float:
     same = np.flatnonzero(p_value >= level)
-    return float(same[0] + 1) if same.size and testable(heads, level) else np.nan
+    return float(same[0] + 1) if same.size and _testable(heads, level) else np.nan

@@ -36,8 +36,8 @@ def gradient_against_temperature(
 ) -> xr.Dataset:
     """‖α(l+εv) − α(l)‖/ε of softmax(l/T) at a model's logits l, and the spectral norm ‖J‖₂ (docs/limits.md §5, §6).
 
-    v is a random unit direction, of a row the same at all T and ε. The logits are those of the model as it is (T = 1), in
-    float64. ‖J‖₂ comes from the secular equation for every row; at the row where it is largest, of each head, power
+    v is a random unit direction, of a row the same at all T and ε. The logits are those of the model as it is (T = 1),
+    in float64. ‖J‖₂ comes from the secular equation for every row; at the row where it is largest, of each head, power
     iteration finds it again.
 
     Args:

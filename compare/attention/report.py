@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from compare.attention._sample import Sample, distance_measures, labelled, places
-from compare.attention._search import search, testable
+from compare.attention._search import search
 from theory._checks import instance
 from theory.limits import (
     effective_support,
@@ -85,12 +85,8 @@ def attention_report(
     attrs = {**sample.attrs, "selected": selected, "averaged_rows": sample.averaged(counts)[0]}
     if critical:
         attrs |= {"level": level, "form": form}
-        if testable(sample.layers * sample.heads, level):
-            curve = search(sample, level=level, form=form, progress=progress)
-            variables |= {"critical_count": ((), curve.count), "layer_critical_count": (both[:1], curve.layers)}
-        else:
-            nothing = np.full(sample.layers, np.nan)
-            variables |= {"critical_count": ((), np.nan), "layer_critical_count": (both[:1], nothing)}
+        curve = search(sample, level=level, form=form, progress=progress)
+        variables |= {"critical_count": ((), curve.count), "layer_critical_count": (both[:1], curve.layers)}
     return labelled(variables, places(sample), attrs)
 
 
