@@ -300,14 +300,15 @@ def _experiments(store: Store) -> list[str]:
 
 def _legends(axes: np.ndarray) -> None:
     layer = Line2D([], [], linestyle="", marker="_", markersize=5, color="0.55", label="heads of a layer")
-    every = Line2D([], [], **look(0) | {"markerfacecolor": "white"}, label="all heads")
+    own: dict[str, Any] = {**look(0), "markerfacecolor": "white"}
+    every = Line2D([], [], **own, label="all heads")
     reported = Line2D([], [], color="0.35", linestyle=(0, (1, 1)), label="0.06 L (reported, GPT-2)")
     low, high = axes[0, 2].get_ylim()
     axes[0, 2].set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
     axes[0, 2].legend(handles=[every, layer, reported], loc="upper left")
-    own, _ = axes[1, 1].get_legend_handles_labels()
+    sizes, _ = axes[1, 1].get_legend_handles_labels()
     norm = Line2D([], [], color="black", marker="x", markersize=3, linestyle="", label="‖J‖₂")
-    axes[1, 1].legend(handles=[norm, *own], loc="lower left", handlelength=1.2)
+    axes[1, 1].legend(handles=[norm, *sizes], loc="lower left", handlelength=1.2)
 
 
 _PLAIN = FuncFormatter(lambda value, _: f"{value:g}")

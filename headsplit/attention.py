@@ -100,7 +100,10 @@ def model_files(name: str, download: bool) -> tuple[str, Path | None, str]:
     """
     from sim.pretrained.files import DOWNLOADED, find_folder
 
-    folder = find_folder(None if name == PACKAGED else name, download)
+    try:
+        folder = find_folder(None if name == PACKAGED else name, download)
+    except ValueError as error:
+        raise ValueError(str(error).replace("download=True", "--download")) from error
     digest = hashlib.sha256()
     for path in sorted({path for pattern in DOWNLOADED for path in folder.glob(pattern)}):
         with path.open("rb") as opened:

@@ -371,7 +371,7 @@ def attention(
     from headsplit.attention import run as run_attention
 
     with _reported("attention"):
-        if text is None and (model == "-" or Path(model).is_file()):
+        if text is None and model != PACKAGED and not Path(model).is_dir():
             model, text = PACKAGED, model
         run_attention(
             model,

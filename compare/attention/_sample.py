@@ -152,7 +152,7 @@ class Sample(eqx.Module):
         where = self.attention.mask[self.rows] if self.attention.causal else None
         return Layer(weights, own[0] if len(own) == 1 else own, where)
 
-    def over_layers(self, *, progress: bool, text: str) -> Iterator[tuple[int, Layer]]:
+    def over_layers(self, *, progress: Any, text: str) -> Iterator[tuple[int, Layer]]:
         """All layers, with a bar once two seconds have passed."""
         instance("progress", progress, bool)
         bar = tqdm(range(self.layers), text, delay=2, unit=" layers", leave=False, disable=not progress)

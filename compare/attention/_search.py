@@ -14,7 +14,7 @@ from theory.limits import ks_p_value, ks_statistic, mean_distances
 class Search(NamedTuple):
     """Critical N of all heads and of each layer's; NaN where the test sees a difference at every N, or never can."""
 
-    count: float
+    critical: float
     layers: Float[np.ndarray, " layers"]
     statistic: Float[np.ndarray, " K"]  # of all heads, at N = 1 … K
     p_value: Float[np.ndarray, " K"]

@@ -26,13 +26,13 @@ def distance_against_length(
     *,
     selected: int = 5,
     lengths: Sequence[int] | None = None,
-    truncate: bool = False,
+    truncate: Any = False,
     vectors: str = "inputs",
-    normalize: bool = True,
+    normalize: Any = True,
     count: str = "own",
     rows: Any = None,
     memory: int = MEMORY,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """d̃ of the N largest weights with its bounds and expectation, on the beginning of a text cut to L tokens.
 
@@ -66,20 +66,18 @@ def distance_against_length(
     found: list[dict[str, np.ndarray]] = []
     averaged: list[int] = []
     sizes, attrs = _lengths(model, text, lengths, truncate), {}
+    coords: dict[str, Any] = {"length": sizes}
     for sample in _cut(model, text, sizes, options, progress=progress):
         counts = sample.below("selected", selected)
         parts = [distance_measures(sample, layer, counts) for _, layer in sample.over_layers(progress=False, text="")]
         found.append({name: np.stack([part[name][:, 0] for part in parts]) for name in parts[0]})
         averaged += sample.averaged(counts)
-        attrs = sample.attrs
+        coords, attrs = coords | places(sample), sample.attrs
     del attrs["length"], attrs["query_rows"]
     dims = ("layer", "head", "length")
     variables = {name: (dims, np.stack([one[name] for one in found], axis=-1)) for name in found[0]}
-    return labelled(
-        variables,
-        {**places(sample), "length": sizes},
-        {**attrs, "selected": selected, "truncate": truncate, "averaged_rows": averaged},
-    )
+    attrs |= {"selected": selected, "truncate": truncate, "averaged_rows": averaged}
+    return labelled(variables, coords, attrs)
 
 
 def distance_against_selected(
@@ -87,11 +85,11 @@ def distance_against_selected(
     *,
     counts: Sequence[int] | None = None,
     vectors: str = "inputs",
-    normalize: bool = True,
+    normalize: Any = True,
     count: str = "own",
     rows: Any = None,
     memory: int = MEMORY,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """d̃ with its bounds and expectation against the number N of selected tokens (docs/limits.md §3, §6).
 
@@ -132,13 +130,13 @@ def critical_against_length(
     lengths: Sequence[int] | None = None,
     level: float = 0.01,
     form: str = "printed",
-    truncate: bool = False,
+    truncate: Any = False,
     vectors: str = "inputs",
-    normalize: bool = True,
+    normalize: Any = True,
     count: str = "own",
     rows: Any = None,
     memory: int = MEMORY,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """The critical N at each text length L, and N/L: where measured and expected d̃ cease to differ over the heads.
 
@@ -177,7 +175,7 @@ def critical_against_length(
     del attrs["length"], attrs["query_rows"]
     most = max(len(one.p_value) for one in found)
     curves = {name: np.stack([_filled(getattr(one, name), most) for one in found]) for name in ("statistic", "p_value")}
-    counts = np.array([one.count for one in found])
+    counts = np.array([one.critical for one in found])
     variables = {
         "critical_count": ("length", counts),
         "ratio": ("length", counts / sizes),
@@ -193,11 +191,11 @@ def separability_against_selected(
     *,
     counts: Sequence[int] | None = None,
     vectors: str = "inputs",
-    normalize: bool = True,
+    normalize: Any = True,
     count: str = "own",
     rows: Any = None,
     memory: int = MEMORY,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """N_s/N of every head against N, with the bounds that hold for x uniform on a sphere (docs/limits.md §4, §6).
 

@@ -32,7 +32,7 @@ def gradient_against_temperature(
     sizes: Sequence[float] = SIZES,
     key: Any = None,
     rows: Any = None,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """‖α(l+εv) − α(l)‖/ε of softmax(l/T) at a model's logits l, and the spectral norm ‖J‖₂ (docs/limits.md §5, §6).
 
@@ -95,8 +95,8 @@ def gradient_against_temperature(
                 each["norm"][at], each["norm_mean"][at] = norms.max(axis=-1), norms.mean(axis=-1)
                 each["power"][at], converged[at] = _powers(logits, where, temperature, norms.argmax(axis=-1))
                 for j, size in enumerate(e):
-                    options = {"key": own, "where": where}
-                    found = np.asarray(directional_gradient(Softmax(temperature), logits, size, **options))[0]
+                    found = directional_gradient(Softmax(temperature), logits, size, key=own, where=where)
+                    found = np.asarray(found)[0]
                     steps["gradient"][*at, j], steps["gradient_mean"][*at, j] = found.max(axis=-1), found.mean(axis=-1)
                 bar.update()
     dims = ("layer", "head", "temperature")

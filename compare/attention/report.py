@@ -25,14 +25,14 @@ def attention_report(
     *,
     selected: int = 20,
     vectors: str = "inputs",
-    normalize: bool = True,
+    normalize: Any = True,
     count: str = "own",
     level: float = 0.01,
     form: str = "printed",
-    critical: bool = True,
+    critical: Any = True,
     rows: Any = None,
     memory: int = MEMORY,
-    progress: bool = True,
+    progress: Any = True,
 ) -> xr.Dataset:
     """Measures of each layer and head, averaged over query rows (docs/limits.md §6).
 
@@ -86,7 +86,7 @@ def attention_report(
     if critical:
         attrs |= {"level": level, "form": form}
         curve = search(sample, level=level, form=form, progress=progress)
-        variables |= {"critical_count": ((), curve.count), "layer_critical_count": (both[:1], curve.layers)}
+        variables |= {"critical_count": ((), curve.critical), "layer_critical_count": (both[:1], curve.layers)}
     return labelled(variables, places(sample), attrs)
 
 
