@@ -1,4 +1,5 @@
-"""Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results, parameter sweeps."""
+"""Whether theory and simulation agree: verdicts, alignment of heads, labelled stores of results, parameter sweeps,
+and the limits of normalized attention in real transformers."""
 
 from compare._bands import Band as Band
 from compare._residual import Residual as Residual
@@ -7,6 +8,12 @@ from compare.agreement import agreement as agreement
 from compare.alignment import Alignment as Alignment
 from compare.alignment import align as align
 from compare.alignment import sign_symmetries as sign_symmetries
+from compare.attention import attention_report as attention_report
+from compare.attention import critical_against_length as critical_against_length
+from compare.attention import distance_against_length as distance_against_length
+from compare.attention import distance_against_selected as distance_against_selected
+from compare.attention import gradient_against_temperature as gradient_against_temperature
+from compare.attention import separability_against_selected as separability_against_selected
 from compare.normalizers import gradient_against_length as gradient_against_length
 from compare.normalizers import risk_against_length as risk_against_length
 from compare.normalizers import stability_against_rate as stability_against_rate

@@ -127,6 +127,8 @@ def compute_lines(
                     stopped = True
                     say("interrupted: the lines at work are finished and kept (again: stop at once)")
                     pool.shutdown(wait=False, cancel_futures=True)
+                    for future in [future for future in running if future.cancelled()]:
+                        del running[future]  # `wait` never reports them
                 if not stopped:
                     submit_ready()
     finally:
