@@ -102,7 +102,7 @@ class Entmax(Activation):
     alpha: float = eqx.field(static=True)
     trained: tuple[str, ...] = eqx.field(static=True, default=())
 
-    def __init__(self, alpha: float = 1.5, temperature: Any = 1.0):
+    def __init__(self, alpha: Any = 1.5, temperature: Any = 1.0):
         if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1 <= alpha <= _MOST_ALPHA:
             raise invalid("alpha", f"a Python number from 1 to {_MOST_ALPHA:g}", repr(alpha))
         self.alpha = float(alpha)
@@ -157,7 +157,7 @@ class SelfAdjustedSoftmax(Activation):
     normalized: bool = eqx.field(static=True)
     trained: tuple[str, ...] = eqx.field(static=True, default=())
 
-    def __init__(self, normalized: bool = True):
+    def __init__(self, normalized: Any = True):
         instance("normalized", normalized, bool)
         self.normalized, self.trained = normalized, ()
 
@@ -255,7 +255,7 @@ class TopK(Activation):
     power: float | None = eqx.field(static=True)
     trained: tuple[str, ...] = eqx.field(static=True, default=())
 
-    def __init__(self, count: int | None = None, power: float | None = None, temperature: Any = 1.0):
+    def __init__(self, count: Any = None, power: Any = None, temperature: Any = 1.0):
         if (count is None) == (power is None):
             raise invalid("count, power", "one of them", f"{count}, {power}")
         if power is not None and (
