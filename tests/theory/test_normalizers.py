@@ -47,6 +47,7 @@ def in_turn(activations):
 
 by_name, rows_by_name = in_turn(ALL), in_turn(ROWS)
 precisions = pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+long_precisions = pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.float64])
 
 SCORES = np.array([[0.3, -1.2, 2.1, 0.9, 0.4], [1.4, 0.2, -0.3, 1.1, 0.8]])
 
@@ -311,7 +312,7 @@ def test_a_token_at_the_edge_of_the_support_is_outside():
 # --- masks, extremes, ranks -----------------------------------------------------------------------------------------
 
 
-@precisions
+@long_precisions
 @by_name
 def test_masked_tokens_are_as_if_they_were_not_there(activation, dtype):
     x = jnp.asarray(SCORES, dtype)
@@ -333,7 +334,7 @@ def test_masked_tokens_are_as_if_they_were_not_there(activation, dtype):
         assert (slope[:, ~kept] == 0).all()
 
 
-@precisions
+@long_precisions
 @rows_by_name
 def test_rows_masked_as_a_whole(activation, dtype):
     x = jnp.asarray(SCORES, dtype)
