@@ -194,7 +194,7 @@ def draw(store: Store) -> Figure:
         critical_counts(axes[0, 2], store["critical_against_length"])
         axes[0, 2].set_title(f"Kolmogorov–Smirnov, level {store['critical_against_length'].attrs['level']}")
         separability_boxes(axes[1, 0], store["separability_against_selected"])
-        axes[1, 0].set_title(f"L = {selected_data.attrs['length']}; grey: reported for GPT-2")
+        axes[1, 0].set_title(f"L = {selected_data.attrs['length']}; grey: GPT-2")
         gradient_curves(axes[1, 1], store["gradient_against_temperature"])
         axes[1, 1].set_title("largest of all heads and rows")
         report = store["report"]

@@ -186,7 +186,7 @@ def small():
     return {name: load_pretrained(FIXTURES / name, dtype=jnp.float64) for name in ("gpt2", "bert")}
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
 def test_texts_are_cut_and_read_anew(small, name):
     model = small[name]
     text = str(np.load(FIXTURES / name / "expected.npz")["text"])
@@ -289,6 +289,7 @@ def test_critical_count_of_the_sentence_encoder(report):
     assert 0.2 < critical / 512 < 0.4
 
 
+@pytest.mark.slow
 def test_memory_and_rows_do_not_change_what_is_measured():
     attention = attention_of(causal=False)
     options = {"selected": 6, "rows": [5, 10, 23], "critical": False, **QUIET}

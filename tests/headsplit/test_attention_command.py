@@ -85,7 +85,8 @@ def test_a_finished_result_is_shown_again_and_drawn_again(here):
     assert not here
 
 
-def test_what_is_missing_is_computed_and_nothing_else(here):
+def test_what_is_missing_is_computed_and_nothing_else(here, monkeypatch):
+    monkeypatch.setattr("figures.style.save_figure", lambda figure, path: [])  # drawing is not what this is about
     path = STORED / "result.zarr"
     store = load(path)
     kept = {name: data for name, data in store.datasets.items() if name != "distance_against_selected"}
