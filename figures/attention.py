@@ -283,7 +283,7 @@ def _experiments(store: Store) -> list[str]:
     lines.append(f"  {'critical N/L':>32}" + "".join(f"{value:>9.3f}" for value in data["ratio"].values))
     data = store["separability_against_selected"]
     lines.append(f"  {'N':>32}" + "".join(f"{value:>9}" for value in data["selected"].values))
-    for title, quantity in (("N_s/N", "distinguishable"), ("its sharp bounds: lower", "lower"), ("upper", "upper")):
+    for title, quantity in (("N_s/N", "distinguishable"), ("bounds on a sphere: lower", "lower"), ("upper", "upper")):
         lines.append(f"  {title:>32}" + "".join(f"{value:>9.3f}" for value in data[quantity].median(both).values))
     data = store["gradient_against_temperature"]
     lines.append(f"  {'T':>32}" + "".join(f"{value:>9g}" for value in data["temperature"].values))

@@ -157,7 +157,7 @@ def run(
     if missing:
         if there:
             say(f"{path} holds a part of this result: going on with what is missing")
-        lines = [line for line in _lines(configuration, source, text) if line.group in missing]
+        lines = [line for line in _lines(configuration, source, text, experiments) if line.group in missing]
         compute_lines(lines, path, asdict(configuration), progress=progress, say=say)
     elif store:
         say(f"{path} holds this result already (computed {store.metadata['created']}): loaded, not recomputed")
@@ -167,6 +167,7 @@ def run(
 def show(path: Path, *, say: Callable[[str], Any]) -> None:
     """Print the table of a stored result, and write its figures and the table of all heads beside it."""
     from compare import load
+    from compare.attention._sample import LABELS
     from figures.attention import draw, draw_heads, table
     from figures.style import save_figure
 
@@ -178,7 +179,8 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
     say(table(store))
     written = [path, path.parent / TABLE, *save_figure(draw_heads(report), path.parent / HEADS)]
     heads = report.drop_vars(["critical_count", "layer_critical_count"])
-    heads.to_dataframe().to_csv(written[1], encoding="utf-8")
+    columns = [name for name in LABELS if name in heads.data_vars]  # the store has them in no order
+    heads[columns].to_dataframe()[columns].to_csv(written[1], encoding="utf-8")
     experiments = [group for group in EXPERIMENTS if group in store.datasets]
     if len(experiments) == len(EXPERIMENTS):
         written += save_figure(draw(store), path.parent / FIGURE)
@@ -188,7 +190,7 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
         say(f"  {place}")
 
 
-def _lines(c: Configuration, source: Path | None, text: Text) -> list[Line]:
+def _lines(c: Configuration, source: Path | None, text: Text, experiments: bool) -> list[Line]:
     """The report and the experiments. The model is read here: what is wrong with it is said before any is computed."""
     import jax
 
@@ -200,9 +202,11 @@ def _lines(c: Configuration, source: Path | None, text: Text) -> list[Line]:
         tokens = model.tokenize(text.content, truncate=c.truncate).ids
     except ValueError as error:
         raise ValueError(str(error).replace("truncate=True", "--truncate")) from error
-    for name in ("selected", "selected_against_length"):
-        if getattr(c, name) >= len(tokens):
-            raise ValueError(f"{name}: expected less than the {len(tokens)} tokens of the text, got {getattr(c, name)}")
+    if c.selected >= len(tokens):
+        raise ValueError(f"selected: expected less than the {len(tokens)} tokens of the text, got {c.selected}")
+    if experiments and c.selected_against_length >= len(tokens):
+        least = f"more than {c.selected_against_length} tokens for the experiments (or --no-experiments)"
+        raise ValueError(f"text: expected {least}, got {len(tokens)}")
     attention = model(tokens)
     names = ("vectors", "normalize", "count", "rows")
     shared: dict[str, Any] = {**{name: getattr(c, name) for name in names}, "progress": False}

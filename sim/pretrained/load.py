@@ -87,7 +87,7 @@ class Config(NamedTuple):
     def nonlinearity(self, name: str, default: str) -> str:
         """A known nonlinearity."""
         value = self.values.get(name, default)
-        if value not in NONLINEARITIES:
+        if not isinstance(value, str) or value not in NONLINEARITIES:
             raise invalid(f"{self.path}: {name}", " or ".join(map(repr, NONLINEARITIES)), repr(value))
         return value
 

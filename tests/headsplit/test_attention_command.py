@@ -63,7 +63,7 @@ def test_end_to_end(finished):
         np.testing.assert_allclose(store["report"][name], report[name], rtol=1e-5)
         assert store["report"][name].attrs["units"] == report[name].attrs["units"]
     table = pd.read_csv(folder / STORED / "heads.csv")
-    assert list(table.columns[:2]) == ["layer", "head"]
+    assert list(table.columns[:5]) == ["layer", "head", "entropy", "effective_support", "participation"]
     assert len(table) == 8
     np.testing.assert_allclose(table["entropy"], report["entropy"].values.ravel(), rtol=1e-5)
     for name in ("attention", "attention_heads"):
@@ -205,3 +205,10 @@ def test_standard_input_and_a_file_alone(here, monkeypatch):
     assert runner.invoke(app, ["attention", str(MODEL), "-"], input=TEXT).exit_code == 0
     assert runner.invoke(app, ["attention", "text.txt"]).exit_code == 0
     assert seen == [(str(MODEL), "stdin", TEXT), ("minilm", "text.txt", TEXT)]
+
+
+def test_a_text_too_short_for_the_experiments_is_told_so(here):
+    Path("short.txt").write_text("ab")
+    refused = runner.invoke(app, ["attention", str(MODEL), "short.txt", "--selected", "1", "--no-progress"])
+    assert refused.exit_code == 2
+    assert "tokens for the experiments (or --no-experiments)" in refused.output

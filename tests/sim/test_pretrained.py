@@ -487,6 +487,7 @@ def test_pickles_and_no_weights(copy):
         ("gpt2", {"n_layer": 2.5}, "n_layer: expected a whole number >= 1, got 2.5"),
         ("gpt2", {"n_head": 5}, "n_head: expected a divisor of 32, got 5"),
         ("gpt2", {"n_inner": 64}, r"weights: .*mlp\.c_fc\.weight \(32, 48\) instead of \(32, 64\)"),
+        ("bert", {"hidden_act": ["gelu"]}, "hidden_act: expected 'gelu' or .*"),
         ("gpt2", {"activation_function": "swish"}, "activation_function: expected 'gelu' or .*, got 'swish'"),
         ("gpt2", {"layer_norm_epsilon": -1}, "layer_norm_epsilon: expected a number between 0 and 1, got -1"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: expected False, got True"),

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -37,7 +38,5 @@ def contexts(row: Row, given: Vectors) -> Contexts:
 
 
 def pairwise(vectors: Float[Array, "L d"]) -> Float[Array, "L L"]:
-    """‖x_i − x_j‖, of vectors moved to their mean first, which loses fewer digits."""
-    moved = vectors - jnp.mean(vectors, axis=0, keepdims=True)
-    squares = jnp.sum(moved**2, axis=-1)
-    return root(squares[:, None] + squares[None] - 2 * product(moved, moved.T))
+    """‖x_i − x_j‖ by differences: a product of matrices would lose those of neighbours beside a token far away."""
+    return jax.lax.map(lambda own: jnp.linalg.norm(vectors - own[None], axis=-1), vectors)

@@ -129,7 +129,9 @@ def _bounds(length: Array, ratio: Array, form: str) -> tuple[Array, Array]:
     length, ratio = _aligned(length, ratio)
     if form == "printed":
         return ratio / length, 1 / (ratio * length)
-    return ratio / (ratio + (length - 1)), 1 / (1 + (length - 1) * ratio)
+    others = length - 1
+    least = ratio / jnp.where(others > 0, ratio + others, 1)  # the ratio may underflow
+    return jnp.where(others > 0, least, 1), 1 / (1 + others * ratio)
 
 
 def _aligned(*arrays: Array) -> list[Array]:

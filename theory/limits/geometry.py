@@ -61,7 +61,7 @@ def separability(
     (radius,) = floats("radius", radius)
     if is_concrete(radius) and bool(np.any(np.asarray(radius) < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
-    each = jnp.broadcast_to(radius.astype(rows.weights.dtype), rows.lead).reshape(rows.weights.shape[:2])
+    each = _shaped_radius(radius.astype(rows.weights.dtype), rows.lead).reshape(rows.weights.shape[:2])
     return over_rows(_separated_within, rows, counts, selected, extra=(each,), **options)
 
 
@@ -128,7 +128,7 @@ def separability_bounds(
     (radius,) = floats("radius", radius)
     if is_concrete(radius) and bool(np.any(np.asarray(radius) < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
-    each = jnp.broadcast_to(radius.astype(dtype), rows.lead if flat else (*rows.lead, number))
+    each = _shaped_radius(radius.astype(dtype), rows.lead if flat else (*rows.lead, number))
     each = each.reshape(*rows.weights.shape[:2], number)
     if form == "printed":
         second = non_negative("separation", separation, 0)
@@ -160,6 +160,13 @@ def coverage(level: Any, heads: Any) -> Float[Array, "..."]:
     level, heads = (part.reshape((1,) * (axes - part.ndim) + part.shape) for part in (level, heads))
     safe = jnp.where(level < 1, level, 0)
     return jnp.where((level < 1) | (heads == 0), -jnp.expm1(heads * jnp.log1p(-safe)), 1.0)
+
+
+def _shaped_radius(radius: Array, shape: tuple[int, ...]) -> Array:
+    try:
+        return jnp.broadcast_to(radius, shape)
+    except ValueError as error:
+        raise invalid("radius", f"a shape that broadcasts to {shape}", f"shape {radius.shape}") from error
 
 
 def _of(row: Row, close: Array, radius: Array) -> Separability:

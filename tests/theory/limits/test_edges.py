@@ -18,6 +18,7 @@ from theory.limits import (
     separability,
     separability_bounds,
     softmax_jacobian_norm,
+    softmax_weight_bounds,
 )
 
 ALL = (
@@ -141,3 +142,31 @@ def test_counts_that_are_not_known_yet_are_checked_when_run():
     np.testing.assert_allclose(run(jnp.array([2])), distances(W, VECTORS, [2]).sum_of_norms)
     with pytest.raises(Exception, match="counts: expected 1 to L"):
         jax.block_until_ready(run(jnp.array([0])))
+
+
+def test_a_masked_token_far_away_costs_no_digits():
+    weights, where = np.array([0.5, 0.5, 0], np.float32), np.array([True, True, False])
+    vectors = np.array([[1, 0], [-1, 0], [1e6, 1e6]], np.float32)
+    found = distance_bound(weights, vectors, 1, where=where)
+    assert float(found) == float(distance_bound(weights[:2], vectors[:2], 1)) == 1.0
+    assert float(distances(weights, vectors, 1, where=where).sum_of_norms) <= float(found)
+
+
+def test_a_row_of_one_token_has_weight_one_however_wide_the_logits():
+    low, high = softmax_weight_bounds([1, 2], 1000.0)
+    assert low.tolist() == [1.0, 0.0]
+    assert high.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bound", [distance_bound, norm_interval])
+def test_bounds_refuse_negative_weights(bound):
+    with pytest.raises(ValueError, match="weights: expected no negative entry"):
+        bound(np.array([0.5, -0.25]), np.eye(2), 1)
+
+
+def test_a_radius_of_another_shape_is_named():
+    weights = np.full((2, 4), 0.25)
+    with pytest.raises(ValueError, match=r"radius: expected a shape that broadcasts to \(2,\)"):
+        separability(weights, np.eye(4), [1, 2], radius=[0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"radius: expected a shape that broadcasts to \(2, 2\)"):
+        separability_bounds(weights, [0.1, 0.2, 0.3], [1, 2], dim=4)
