@@ -118,7 +118,7 @@ def _largest_weight(z: Float[Array, "rows L"], exponent: float) -> Float[Array, 
         done = (jnp.abs(y) <= jnp.where(first, 4 * eps, tolerance).astype(z.dtype)) | (high - low <= 2 * eps)
         following = x - y / slope
         halved = ~done & (((state.steps >= 8) & (state.steps % 2 == 0)) | ~((following >= low) & (following <= high)))
-        following = jnp.where(halved, (low + high) / 2, following)
+        following = jnp.where(halved, (low + high) / 2, jnp.clip(following, low, high))
         news = _Secant(following, x, y, slope, low, high, ~done, state.steps + 1)
         kept = jax.tree.map(lambda new, old: jnp.where(state.moving, new, old), news._replace(steps=state.steps), state)
         return kept._replace(steps=news.steps)
