@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from theory._checks import instance, invalid, positive, real_array, whole
+from theory._largest import largest
 from theory._rows import Mask, beside, length, lowered, unmasked, zeroed
-from theory._sparse import entmax, largest
+from theory._sparse import entmax
 from theory.activation import Activation, numbers
 
 _ENTROPY_POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)  # highest power first
@@ -278,7 +279,7 @@ class TopK(Activation):
         scores = zeroed(scores, keep)
         if self.count is None:
             counts = np.array([self.selected(n) for n in range(1, scores.shape[-1] + 1)])
-            kept = length(keep, jnp.int32)
+            kept = length(keep, scores.dtype).astype(jnp.int32)
             count = jnp.asarray(counts, scores.dtype)[kept - 1]
         else:
             count = jnp.minimum(length(keep, scores.dtype), self.count)

@@ -14,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 import sim
 import theory as th
+from theory._largest import largest
 from theory.names import parse_activation, parts, rebuilt
 
 RECORDED = json.loads((Path(__file__).parent / "fixtures" / "entmax.json").read_text(encoding="utf-8"))
@@ -189,6 +190,45 @@ def test_top_k_selects_by_order(dtype, kind):
             assert (chosen == (x >= least[:, None])).all()
         else:
             assert (chosen >= (x >= least[:, None])).all()
+
+
+@precisions
+@pytest.mark.parametrize("kind", ["ties", "shifted", "large", "heavy"])
+@pytest.mark.parametrize("k", [2, 32, 300])
+def test_top_k_of_many_rows_with_masks(dtype, kind, k):
+    """Rows enough that the last ones go on alone, and far from a normal distribution."""
+    rng = np.random.default_rng(7)
+    x = {
+        "ties": rng.integers(0, 9, size=(80, 400)),
+        "shifted": 1e4 + 1e-3 * rng.normal(size=(80, 400)),
+        "large": 1e30 * rng.normal(size=(80, 400)),
+        "heavy": rng.standard_cauchy(size=(80, 400)),
+    }[kind].astype(dtype)
+    keep = rng.random(x.shape) < 0.8
+    keep[3], keep[4] = False, np.arange(400) == 5
+    counts = np.minimum(np.maximum(keep.sum(-1, keepdims=True), 1), k).astype(dtype)
+    chosen = _LARGEST(np.where(keep, x, 0), keep, counts)
+    least = np.take_along_axis(-np.sort(-np.where(keep, x, -np.inf), axis=-1), counts.astype(int) - 1, axis=-1)
+    np.testing.assert_array_equal(chosen, keep & (x >= least))
+
+
+_LARGEST = jax.jit(largest)
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.75, 2.5, 8.0])
+def test_entmax_of_many_rows(alpha):
+    """Against halving the threshold 200 times; rounding of a score moves a weight just inside by its 1/(α−1)th power."""
+    scores = np.random.default_rng(8).normal(size=(80, 60))
+    z = (scores - scores.max(-1, keepdims=True)) * (alpha - 1)
+    low, high = np.full((80, 1), -1.0), np.zeros((80, 1))
+    for _ in range(200):
+        tau = (low + high) / 2
+        above = (np.maximum(z - tau, 0) ** (1 / (alpha - 1))).sum(-1, keepdims=True) >= 1
+        low, high = np.where(above, tau, low), np.where(above, high, tau)
+    weights = np.maximum(z - low, 0) ** (1 / (alpha - 1))
+    tolerance = max(1e-13, (8 * np.finfo(float).eps) ** (1 / max(alpha - 1, 1)))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(compiled(th.Entmax(alpha))(scores), weights, atol=tolerance)
 
 
 def test_count_of_the_largest():
