@@ -19,7 +19,7 @@ _DIRECT = 8.0  # exponents up to which powers are taken of u, beyond it of 1 + (
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def entmax(scores: Float[Array, "*batch L"], alpha: float) -> Float[Array, "*batch L"]:
-    """p_i = [(α−1)z_i − τ]_+^{1/(α−1)} with Σp = 1, α > 1, of finite scores (docs/limits.md §1)."""
+    """p_i = [(α−1)z_i − τ]_+^{1/(α−1)} with Σp = 1, 1 < α ≤ 2, of finite scores (docs/limits.md §1)."""
     z = (scores - jnp.max(scores, axis=-1, keepdims=True)) * (alpha - 1)
     exponent = 1 / (alpha - 1)
     if exponent in (1, 2):
@@ -28,7 +28,6 @@ def entmax(scores: Float[Array, "*batch L"], alpha: float) -> Float[Array, "*bat
         rows = z.reshape(-1, z.shape[-1])
         x = _largest_weight(rows, exponent)
         inside = rows > -jnp.exp(x / exponent)
-        inside |= rows == 0  # e^{x/e} may be too small a number
         weights = jnp.where(inside, _weights(rows, x, exponent), jnp.zeros((), z.dtype)).reshape(z.shape)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -80,11 +79,7 @@ def _weights(z: Float[Array, "rows L"], x: Float[Array, "rows 1"], exponent: flo
     if exponent > _DIRECT:  # u has lost digits that its high power needs: u − 1 has not
         below = jnp.maximum(jnp.expm1(x / exponent) + z, -1 + jnp.finfo(z.dtype).eps)
         return jnp.exp(exponent * jnp.log1p(below))
-    u = jnp.exp(x / exponent) + z
-    if exponent >= 0.5:
-        return _power(u, exponent)
-    p = jnp.where(u > 0, _power(u, exponent), jnp.zeros((), z.dtype))
-    return jnp.where(z < 0, p, jnp.exp(x))  # e^{x/e} may be too small a number
+    return _power(jnp.exp(x / exponent) + z, exponent)
 
 
 class _Secant(NamedTuple):
@@ -105,7 +100,7 @@ def _largest_weight(z: Float[Array, "rows L"], exponent: float) -> Float[Array, 
     """
     eps = float(jnp.finfo(z.dtype).eps)
     # a last step of size d leaves an error of order d^e by bends at the edge of the support, and of d times that before
-    tolerance = 4 * eps if exponent < 1 else min(eps ** (1 / exponent), eps**0.5 / 8)
+    tolerance = min(eps ** (1 / exponent), eps**0.5 / 8)
 
     def body(z: Array, state: _Secant) -> _Secant:
         x, first = state.x, state.steps == 0

@@ -21,7 +21,7 @@ from theory.activation import Activation, numbers
 
 _ENTROPY_POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)  # highest power first
 _LEAST_ENTROPY = 0.5
-_MOST_ALPHA = 64.0
+_MOST_ALPHA = 2.0  # beyond, a small weight hangs on more digits of τ than there are
 
 
 class ScalableSoftmax(Activation):
@@ -86,12 +86,12 @@ class Sparsemax(Activation):
 
 
 class Entmax(Activation):
-    """σ_ℓ = [(α−1)χ_ℓ/T − τ]_+^{1/(α−1)} with Σσ = 1: softmax at α = 1, sparsemax at 2, sparser beyond.
+    """σ_ℓ = [(α−1)χ_ℓ/T − τ]_+^{1/(α−1)} with Σσ = 1: softmax at α = 1, sparsemax at 2.
 
     Its derivative is (diag(g) − ggᵀ/Σg)/T with g = σ^{2−α} on the support; a token just at its edge is outside.
 
     Args:
-        alpha: α, a Python number from 1 to 64; compiled code is that of one α.
+        alpha: α, a Python number from 1 to 2; compiled code is that of one α.
         temperature: T > 0, one number or one per head (H,).
 
     Example:
@@ -169,8 +169,8 @@ class SelfAdjustedSoftmax(Activation):
         if not self.normalized:
             return zeroed(scores * weights, keep)
         low, high = jnp.min(scores, axis=-1, keepdims=True), jnp.max(scores, axis=-1, keepdims=True)
-        low, high = jnp.where(low < 0, low, 0), jnp.where(high > 0, high, 0)
-        some = high - low >= jnp.finfo(scores.dtype).tiny
+        low, high = jnp.where(low >= 0, 0, low), jnp.where(high <= 0, 0, high)
+        some = ~(high - low < jnp.finfo(scores.dtype).tiny)  # NaN stays
         spread = jnp.where(some, high - low, 1)
         unit = jax.lax.stop_gradient(1 / spread)  # the square of a tiny range would be 0
         return zeroed((scores - low) * unit / (spread * unit) * weights, keep & some)
@@ -285,6 +285,7 @@ class TopK(Activation):
             count = jnp.minimum(length(keep, scores.dtype), self.count)
         scaled = scores / beside("temperature", self.temperature, scores)
         chosen = jax.lax.stop_gradient(largest(jax.lax.stop_gradient(scores), keep, count))
+        chosen |= keep & jnp.isnan(jnp.sum(0 * scores, axis=-1, keepdims=True))  # NaN and +∞ make the row NaN
         return zeroed(jax.nn.softmax(lowered(scaled, chosen), axis=-1), chosen)
 
     @property

@@ -248,7 +248,8 @@ FIXED = {"length": 3, "snr": 2.0, "heads": 2, "prior": th.sign_flips([0.0], [1.0
 
 
 class TestReplicas:
-    @pytest.mark.parametrize("run", [pytest.param(sim.train, marks=pytest.mark.slow), sim.train_reduced])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("run", [sim.train, sim.train_reduced])
     def test_more_of_them(self, run):
         """Old replicas stay what they are, new ones are no copies."""
         few = sweep(run, grid={"dim": [20, 40]}, fixed=FIXED, replicas=2, **QUIET)

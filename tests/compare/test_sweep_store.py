@@ -72,6 +72,7 @@ class TestResume:
         grown = sweep(sweepable.ragged, grid=grid, store=tmp_path / "s", **QUIET)
         xr.testing.assert_identical(grown, sweep(sweepable.ragged, grid=grid, **QUIET))
 
+    @pytest.mark.slow
     def test_interrupted_runs_of_ours(self, tmp_path, monkeypatch):
         """Bit for bit: the calls that were planned stay together."""
         options = {"length": 3, "heads": 2, "dim": 40, "prior": PRIOR, "learning_rate": 1.0, "time": 0.3, "batch": 2}

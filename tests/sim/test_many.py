@@ -107,7 +107,8 @@ MORE = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "loss", "batch", "dim"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
+    ("kind", "name", "loss", "batch", "dim"),
+    [*CASES[::2], *(pytest.param(*case, marks=pytest.mark.slow) for case in (*CASES[1::2], *MORE))],
 )
 def test_each_point_is_its_single_run_in_any_company(kind, name, loss, batch, dim):
     """At D = 20 `train` advances replicas in groups, at D = 3000 one by one."""
@@ -163,7 +164,7 @@ def test_each_point_has_its_own_risk(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["start", "snr"])
+@pytest.mark.parametrize("how", [pytest.param("start", marks=pytest.mark.slow), "snr"])
 def test_a_point_that_diverges_leaves_the_others(kind, how):
     every = points()
     task, layer, key = every[1]

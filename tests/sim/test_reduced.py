@@ -243,6 +243,7 @@ def _holm(values):
     return np.min(values) * np.size(values)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_law_of_one_in_full_dimensions(without_risk):
     """At D = 40, 10 and 20 steps, 300 replicas; false alarm 1e-3."""
     full, reduced = _two_runs("softmax", "finite", dim=40, batch=2, time=2.0, replicas=300, record=3)
@@ -429,6 +430,7 @@ def test_refuses(change, message):
         train_reduced(**arguments)
 
 
+@pytest.mark.slow
 def test_a_large_evaluation_is_made_in_pieces(without_risk):
     """The mean of 10,000 fresh losses agrees with that of 4,000; |z| < 5."""
     few, many = (

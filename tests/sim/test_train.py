@@ -92,7 +92,9 @@ def test_a_record_belongs_to_its_time(run):
         assert shorter.loss[0] == run.loss[t]
 
 
-@pytest.mark.parametrize(("dim", "batch", "chunks"), [(20, 3, [3]), (15_000, 9, [4, 4, 1])])
+@pytest.mark.parametrize(
+    ("dim", "batch", "chunks"), [(20, 3, [3]), pytest.param(15_000, 9, [4, 4, 1], marks=pytest.mark.slow)]
+)
 def test_steps_are_those_written_out(dim, batch, chunks):
     """Three steps by hand, with the keys folded as documented; the larger D splits the batch into chunks."""
     layer = _layer(dim=dim)
@@ -133,6 +135,7 @@ def test_chunks_make_up_the_count():
         assert _over_chunks(lambda key, size: jnp.asarray(size), KEY, count, chunk) == count
 
 
+@pytest.mark.slow
 def test_fresh_loss_is_the_population_risk():
     """In its limit form the loss of given keys has the mean `population_risk` at any D; |z| < 5."""
     options = OPTIONS | {"record": 8, "evaluation": 4000, "loss": "limit"}

@@ -119,7 +119,7 @@ def test_a_step_is_the_gradient_written_out(name, loss, without_risk):
         np.testing.assert_allclose(recorded[1] - recorded[0], -step, rtol=1e-10, atol=1e-15)
 
 
-@pytest.mark.parametrize("name", ["shared", "joint", "norm"])
+@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("shared", "norm")), "joint"])
 def test_a_replica_is_the_run_of_its_layer_alone(name, without_risk):
     """From the start that all replicas share, in blocks of any length; bit for bit at this size.
 

@@ -54,7 +54,7 @@ def test_reference_tables(name):
 
 
 # 8 comparisons at |z| < 4: false-alarm rate 0.05 %, seeds fixed
-@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("prior", [pytest.param(p, marks=pytest.mark.slow if p == "one hot" else ()) for p in PRIORS])
 def test_quadrature_equals_sampling(prior):
     for length in (2, 10):
         task = th.SingleLocation(jnp.asarray(length), 1.5, PRIORS[prior])

@@ -184,7 +184,10 @@ def test_gradient_equals_finite_differences(state):
 )
 @pytest.mark.parametrize(
     "order",
-    ["forward over forward", "forward over reverse", "reverse over reverse"],
+    [
+        *(pytest.param(order, marks=pytest.mark.slow) for order in ("forward over forward", "forward over reverse")),
+        "reverse over reverse",
+    ],
 )
 def test_every_order_of_differentiation_gives_the_same_curvature(order, method):
     task = th.SingleLocation(5, 1.0, th.discrete([[1.0]]))

@@ -25,7 +25,7 @@ NEW = [
     th.Entmax(1.25, temperature=0.7),
     th.Entmax(1.05),
     th.Entmax(1.75),
-    th.Entmax(3.0),
+    th.Entmax(1.95),
     th.Sigmoid(),
     th.SelfAdjustedSoftmax(),
     th.SelfAdjustedSoftmax(False),
@@ -114,7 +114,7 @@ def test_sparsemax_is_the_projection(z):
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(finite_rows, st.sampled_from([1.05, 1.25, 1.5, 1.75, 3.0]))
+@given(finite_rows, st.sampled_from([1.05, 1.25, 1.5, 1.75, 1.95]))
 def test_entmax_is_a_fixed_point(z, alpha):
     """p_i^{α−1} − (α−1)z_i is one number on the support, and no more than −(α−1)z_i off it."""
     p = np.asarray(_ENTMAX[alpha](z))
@@ -146,7 +146,7 @@ _RECORDED = {
     for alpha, activation in {1.25: th.Entmax(1.25), 1.5: th.Entmax(1.5), 2.0: th.Sparsemax()}.items()
 }
 _SPARSEMAX = compiled(th.Sparsemax())
-_ENTMAX = {alpha: compiled(th.Entmax(alpha)) for alpha in (1.05, 1.25, 1.5, 1.75, 3.0)}
+_ENTMAX = {alpha: compiled(th.Entmax(alpha)) for alpha in (1.05, 1.25, 1.5, 1.75, 1.95)}
 _ALL_ROWS = [(activation, compiled(activation)) for activation in ROWS]
 
 
@@ -215,9 +215,9 @@ def test_top_k_of_many_rows_with_masks(dtype, kind, k):
 _LARGEST = jax.jit(largest)
 
 
-@pytest.mark.parametrize("alpha", [1.01, 1.75, 2.5, 8.0])
+@pytest.mark.parametrize("alpha", [1.01, 1.75, 1.95])
 def test_entmax_of_many_rows(alpha):
-    """Against halving the threshold 200 times; rounding of a score moves a weight just inside by its 1/(α−1)th power."""
+    """Against halving the threshold 200 times."""
     scores = np.random.default_rng(8).normal(size=(80, 60))
     z = (scores - scores.max(-1, keepdims=True)) * (alpha - 1)
     low, high = np.full((80, 1), -1.0), np.zeros((80, 1))
@@ -226,9 +226,8 @@ def test_entmax_of_many_rows(alpha):
         above = (np.maximum(z - tau, 0) ** (1 / (alpha - 1))).sum(-1, keepdims=True) >= 1
         low, high = np.where(above, tau, low), np.where(above, high, tau)
     weights = np.maximum(z - low, 0) ** (1 / (alpha - 1))
-    tolerance = max(1e-13, (8 * np.finfo(float).eps) ** (1 / max(alpha - 1, 1)))
     weights /= weights.sum(-1, keepdims=True)
-    np.testing.assert_allclose(compiled(th.Entmax(alpha))(scores), weights, atol=tolerance)
+    np.testing.assert_allclose(compiled(th.Entmax(alpha))(scores), weights, atol=1e-13)
 
 
 def test_count_of_the_largest():
@@ -322,7 +321,7 @@ def test_derivatives_in_temperature_and_scale(name):
             np.testing.assert_allclose(jacobian[..., h], (moved[0] - moved[1]) / (2 * step), atol=1e-8)
 
 
-@pytest.mark.parametrize("activation", [th.Sparsemax(), th.Entmax(1.5), th.Entmax(1.3), th.Entmax(3.0)], ids=str)
+@pytest.mark.parametrize("activation", [th.Sparsemax(), th.Entmax(1.5), th.Entmax(1.3), th.Entmax(1.95)], ids=str)
 def test_the_rule_is_the_same_under_every_transformation(activation):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(6, 2, 5)))
     t = jnp.asarray(np.random.default_rng(2).normal(size=x.shape))
@@ -455,7 +454,8 @@ def test_finite_scores_have_the_weights_they_had(activation):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: th.Entmax(0.9), "alpha: expected a Python number from 1 to 64"),
+        (lambda: th.Entmax(0.9), "alpha: expected a Python number from 1 to 2"),
+        (lambda: th.Entmax(2.5), "alpha: expected a Python number from 1 to 2"),
         (lambda: th.Entmax(jnp.asarray(1.5)), "alpha: expected a Python number"),
         (lambda: th.Entmax(float("nan")), "alpha: expected"),
         (lambda: th.Entmax(temperature=0.0), "temperature: expected positive numbers"),
@@ -581,3 +581,12 @@ def test_both_simulators_train_with_it(activation, monkeypatch):
         assert np.isfinite(run.risk).all()
         assert not np.allclose(run.order.m[0], run.order.m[-1], atol=1e-12)
         assert dict(run.settings)["activation"] == activation.name
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("activation", [a for a in NEW if not isinstance(a, th.Sigmoid)], ids=str)
+def test_a_number_that_is_none_is_not_hidden(activation, bad):
+    rows = np.array([[0.0, 1.0, bad, 0.5], [0.0, 1.0, 2.0, 0.5]])
+    found = np.asarray(activation(jnp.asarray(rows)))
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()

@@ -21,7 +21,7 @@ def sampled_risk(task, order, samples, seed):
 
 
 # 12 comparisons at |z| < 4: false-alarm rate 12 · 6.3e-5 = 0.08 %, keys fixed
-@pytest.mark.parametrize("length", [2, 3, 10])
+@pytest.mark.parametrize("length", [2, pytest.param(3, marks=pytest.mark.slow), 10])
 @pytest.mark.parametrize("prior", PRIORS)
 def test_quadrature_equals_sampling(prior, length):
     task = th.SingleLocation(length, 1.5, PRIORS[prior])
@@ -280,7 +280,8 @@ def test_only_the_symmetric_part_of_r_is_read():
 # --- Monte Carlo -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", ["random", pytest.param("identical heads", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["random", "identical heads"])
 def test_monte_carlo_and_its_gradient_agree_with_quadrature(state):
     order = STATES[state]
     exact = jax.grad(lambda o: th.population_risk(WORKED, SOFTMAX, o))(order)

@@ -302,9 +302,8 @@ def test_wrong_input_is_named(call, message):
 LOOSE = th.Quadrature(1e-5, 40, 48)
 
 
-@pytest.mark.parametrize(
-    "trained", [True, pytest.param("bias", marks=pytest.mark.slow), pytest.param("scale", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [True, "bias", "scale"])
 def test_a_short_flow_starts_along_the_gradient(trained):
     order = random_state(1, heads=2, m=0.5)
     bias, scale = np.array([0.5, -0.3]), np.array([1.5, 1.0])
