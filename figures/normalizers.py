@@ -87,6 +87,7 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
 def stable_rates(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     """Largest stable and smallest unstable rate at each temperature, and the law T²."""
     temperatures, low, high = stable_brackets(lines)
+    high = np.where(np.isfinite(high), high, low)  # no rate was too large: a lower bound, without a bar
     middle = np.sqrt(low * high)
     artists = [
         ax.errorbar(temperatures, middle, yerr=[middle - low, high - middle], fmt="o", color=look(0)["color"],
@@ -96,8 +97,8 @@ def stable_rates(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     if np.any(np.isfinite(middle)):
         level = float(np.exp(np.nanmean(np.log(middle / temperatures**2))))
         artists += ax.plot(at, level * at**2, color="black", linewidth=1.0, label="∝ T²")
+        ax.set_yscale("log", base=2)
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log", base=2)
     ax.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
     ax.set_xlabel("temperature T")
     ax.set_ylabel("largest stable learning rate η")
@@ -106,15 +107,15 @@ def stable_rates(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
 
 
 def stable_brackets(lines: Sequence[xr.Dataset]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Temperatures, the largest rates that are stable and the next ones; NaN where the rates do not bracket it."""
+    """Temperatures, the largest rates up to which all are stable, and the next ones; NaN where there is none."""
     temperatures, low, high = [], [], []
     for line in lines:
         own = line.isel(activation=0)
         rates, largest = own["learning_rate"].values, float(own["largest"])
         above = rates[rates > largest]
         temperatures.append(float(str(own["activation"].values).split("=")[1].rstrip(")")))
-        low.append(largest if largest > 0 and above.size else np.nan)
-        high.append(above[0] if largest > 0 and above.size else np.nan)
+        low.append(largest if largest > 0 else np.nan)
+        high.append(above[0] if above.size else np.nan)
     return np.array(temperatures), np.array(low), np.array(high)
 
 
