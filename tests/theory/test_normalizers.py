@@ -217,7 +217,7 @@ _LARGEST = jax.jit(largest)
 
 @pytest.mark.parametrize("alpha", [1.01, 1.75, 2.5, 8.0])
 def test_entmax_of_many_rows(alpha):
-    """Against halving the threshold 200 times; rounding of a score moves a weight just inside by its 1/(α−1)th power."""
+    """Against halving the threshold 200 times; rounding moves a weight just inside by its 1/(α−1)th power."""
     scores = np.random.default_rng(8).normal(size=(80, 60))
     z = (scores - scores.max(-1, keepdims=True)) * (alpha - 1)
     low, high = np.full((80, 1), -1.0), np.zeros((80, 1))
