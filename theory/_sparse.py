@@ -27,7 +27,7 @@ def entmax(scores: Float[Array, "*batch L"], alpha: float) -> Float[Array, "*bat
     else:
         rows = z.reshape(-1, z.shape[-1])
         x = _largest_weight(rows, exponent)
-        inside = rows > -jnp.exp(x / exponent)
+        inside = ~(rows <= -jnp.exp(x / exponent))  # NaN stays
         inside |= rows == 0  # e^{x/e} may be too small a number
         weights = jnp.where(inside, _weights(rows, x, exponent), jnp.zeros((), z.dtype)).reshape(z.shape)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
@@ -83,8 +83,8 @@ def _weights(z: Float[Array, "rows L"], x: Float[Array, "rows 1"], exponent: flo
     u = jnp.exp(x / exponent) + z
     if exponent >= 0.5:
         return _power(u, exponent)
-    p = jnp.where(u > 0, _power(u, exponent), jnp.zeros((), z.dtype))
-    return jnp.where(z < 0, p, jnp.exp(x))  # e^{x/e} may be too small a number
+    p = jnp.where(u <= 0, jnp.zeros((), z.dtype), _power(u, exponent))
+    return jnp.where(z == 0, jnp.exp(x), p)  # e^{x/e} may be too small a number
 
 
 class _Secant(NamedTuple):
