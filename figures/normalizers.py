@@ -6,6 +6,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compare import Store
 from figures.style import DOUBLE, look, simulation_points, style
@@ -54,6 +55,9 @@ def risk_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
         )
     _length_axis(ax, first["length"].values)
     ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_ylabel("risk")
     return [*bayes, *artists]
 
@@ -74,10 +78,10 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
             label=short(own),
         )
     lengths = lines[0]["length"].values
-    top = float(lines[0]["mean"].max())
-    guide = top * lengths[len(lengths) // 2] / lengths / 3
-    artists += ax.plot(lengths, guide, color="0.4", linewidth=0.8, linestyle=(0, (1, 1)))
-    ax.annotate("∝ 1/L", (lengths[-2], guide[-2]), xytext=(2, 3), textcoords="offset points", color="0.3")
+    far = lengths[-3:]
+    guide = float(lines[0]["mean"][0, -1]) * far[-1] / far / 4  # below the curves it is to be compared with
+    artists += ax.plot(far, guide, color="0.3", linewidth=0.8, linestyle=(0, (1, 1)))
+    ax.annotate("∝ 1/L", (far[0], guide[0]), xytext=(-3, 0), textcoords="offset points", ha="right", va="center")
     _length_axis(ax, lengths)
     ax.set_yscale("log")
     ax.set_ylabel("norm of the mean gradient")

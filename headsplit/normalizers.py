@@ -34,7 +34,7 @@ class Configuration:
     dim: int = 200
     batch: int = 1
     time: float = 40.0  # at temperature 1
-    replicas: int = 16
+    replicas: int = 64
     seed: int = 0
 
 

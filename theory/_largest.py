@@ -40,7 +40,7 @@ def largest(
     end = until_settled(_narrowed, above, state, _MOST_STEPS)
     below = jnp.max(jnp.where(above < end.high, above, -jnp.inf), axis=-1, keepdims=True)
     least = jnp.where(end.at_high == count - 1, below, end.low)
-    return keep & (above >= least).reshape(keep.shape)
+    return keep & ~(above < least).reshape(keep.shape)  # NaN is chosen, to be seen
 
 
 class _Thresholds(NamedTuple):

@@ -27,7 +27,7 @@ def entmax(scores: Float[Array, "*batch L"], alpha: float) -> Float[Array, "*bat
     else:
         rows = z.reshape(-1, z.shape[-1])
         x = _largest_weight(rows, exponent)
-        inside = rows > -jnp.exp(x / exponent)
+        inside = ~(rows <= -jnp.exp(x / exponent))  # NaN stays
         weights = jnp.where(inside, _weights(rows, x, exponent), jnp.zeros((), z.dtype)).reshape(z.shape)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -110,7 +110,8 @@ def _largest_weight(z: Float[Array, "rows L"], exponent: float) -> Float[Array, 
         slope = (y - state.found) / (x - state.before)
         slope = jnp.where((slope >= 1) & (slope < jnp.inf), slope, state.slope)
         slope = jnp.where(first, 1 + y / exponent, slope)  # a guess: about right for normal scores
-        done = (jnp.abs(y) <= jnp.where(first, 4 * eps, tolerance).astype(z.dtype)) | (high - low <= 2 * eps)
+        close = jnp.where(first, 4 * eps, tolerance).astype(z.dtype)
+        done = ~(jnp.abs(y) > close) | (high - low <= 2 * eps)  # NaN ends a row as well
         following = x - y / slope
         halved = ~done & (((state.steps >= 8) & (state.steps % 2 == 0)) | ~((following >= low) & (following <= high)))
         following = jnp.where(halved, (low + high) / 2, jnp.clip(following, low, high))

@@ -51,5 +51,5 @@ def _ratios(activations):
 def test_at_most_ten_softmaxes(activations, benchmark):
     ratios = _ratios(activations)
     benchmark.extra_info.update({f"{name}, {way}": ratio for (name, way), ratio in ratios.items()})
-    benchmark.pedantic(_timed(activations[-1])[0], rounds=5)
+    benchmark.pedantic(_timed(lambda x: activations[-1](x))[0], rounds=5)
     assert all(ratio <= MOST for ratio in ratios.values())

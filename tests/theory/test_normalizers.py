@@ -230,6 +230,18 @@ def test_entmax_of_many_rows(alpha):
     np.testing.assert_allclose(compiled(th.Entmax(alpha))(scores), weights, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "activation",
+    [th.Sparsemax(), th.Entmax(1.05), th.Entmax(1.3), th.Entmax(1.95), th.TopK(32)],
+    ids=str,
+)
+def test_nan_is_seen_in_its_row_alone(activation):
+    x = jnp.asarray(np.random.default_rng(9).normal(size=(80, 256)), jnp.float32).at[:50, 3].set(jnp.nan)
+    weights = np.asarray(jax.jit(lambda x: activation(x))(x))
+    assert np.isnan(weights[:50]).any(-1).all()
+    np.testing.assert_allclose(weights[50:].sum(-1), 1, atol=1e-5)
+
+
 def test_count_of_the_largest():
     assert [th.TopK(power=0.5).selected(n) for n in (1, 2, 4, 5, 1024, 1025)] == [1, 2, 2, 3, 32, 33]
     assert [th.TopK(power=1 / 3).selected(n) for n in (8, 27, 1000, 1001)] == [2, 3, 10, 11]
