@@ -268,6 +268,7 @@ def _assert_same(a, b):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_blocks_and_company(without_risk):
     """Bit for bit: blocks of any length, and a replica alone."""
     run = train_reduced(TASK, JOINT, _order(3), **OPTIONS)

@@ -145,6 +145,7 @@ def test_finite_steps_of_sgd_feed_r():
     np.testing.assert_allclose(stepped.order.m[0, :, 1], 0, atol=1e-6)  # the ±1 feature never splits here
 
 
+@pytest.mark.slow
 def test_replicas_are_their_single_runs_and_stay_on_the_cone():
     starts = th.OrderParameters.initial(jax.random.key(2), heads=2, features=3, dim=300, replicas=9)
     method = th.Quadrature(1e-7, 32, 40)

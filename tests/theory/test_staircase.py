@@ -26,6 +26,7 @@ def pair():
     )
 
 
+@pytest.mark.slow
 def test_the_pair_has_two_saddles(pair):
     first, last = pair.stages
     assert (first.feature, first.multiplicity, first.signs) == (0, 1, (1, -1))
@@ -35,6 +36,7 @@ def test_the_pair_has_two_saddles(pair):
     assert pair.order == (0,)
 
 
+@pytest.mark.slow
 def test_times_grow_with_log_dim_at_the_path_slope(pair):
     """Between D and 100 D by log 100 × 1/(2κ), κ of the path at the stage time: its own medians say so within 1 %."""
     medians = pair.quantile(0.5)[:, 0]
@@ -43,6 +45,7 @@ def test_times_grow_with_log_dim_at_the_path_slope(pair):
     assert pair.band.error < 1e-3
 
 
+@pytest.mark.slow
 def test_quantiles_and_distribution_belong_together(pair):
     for level in (0.1, 0.5, 0.9):
         time = pair.quantile(level)[0, 0]
@@ -50,12 +53,14 @@ def test_quantiles_and_distribution_belong_together(pair):
     assert pair.cdf(np.array([0.0, 1e9]), feature=0, dim=1000).tolist() == [0.0, 1 - 0.5 / 16]
 
 
+@pytest.mark.slow
 def test_prediction_prints_and_converts(pair, tmp_path):
     assert "0.375     ×1" in str(pair)
     assert "quantiles are good to 6.2 % in level" in str(pair)
     pair.to_xarray().to_netcdf(tmp_path / "stages.nc")
 
 
+@pytest.mark.slow
 def test_the_tail_is_that_of_a_normal_split(pair):
     """Two heads: the time is a constant − log|ξ|/κ, ξ normal. 99 % quantile from the median, to 5 % of the level 1 %.
 
@@ -303,6 +308,7 @@ def test_wrong_arguments_are_named():
             wrong()
 
 
+@pytest.mark.slow
 def test_wrong_questions_are_named(pair):
     for name, wrong in (
         ("dim: expected one of 1000, 100000, got 7", lambda: pair.cdf(1.0, feature=0, dim=7)),
