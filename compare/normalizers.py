@@ -66,7 +66,7 @@ def risk_against_length(
         >>> options = {"snrs": [2.0, 9.2], "progress": False}
         >>> data = risk_against_length(th.discrete([[1.0]]), [th.Softmax()], order, [4, 100], **options)
         >>> data.risk.values.round(3).tolist()
-        [[0.393, 0.264]]
+        [[0.438, 0.471]]
     """
     instance("prior", prior, Prior)
     activations, names = _named(activations)
@@ -137,7 +137,7 @@ def gradient_against_length(
         progress: a bar.
 
     Returns:
-        Dataset (activation, length): `mean`, the norm of the mean gradient, free of the samples' bias (0 where that
+        Dataset (activation, length): `gradient`, the norm of the mean gradient, free of the samples' bias (0 where that
         leaves nothing), its standard error `error`, and `single`, the root mean square of one sample's gradient.
 
     Raises:
@@ -145,10 +145,10 @@ def gradient_against_length(
 
     Example:
         >>> import theory as th
-        >>> order = th.OrderParameters([[1.0]], [[1.0]])
+        >>> order = th.OrderParameters([[0.5]], [[0.25]])
         >>> options = {"snrs": 1.0, "key": jax.random.key(0), "progress": False}
         >>> data = gradient_against_length(th.discrete([[1.0]]), [th.Softmax()], order, [10, 1000], **options)
-        >>> bool(data.mean[0, 1] < data.mean[0, 0] / 30)
+        >>> bool(data.gradient[0, 1] < data.gradient[0, 0] / 10)
         True
     """
     instance("prior", prior, Prior)
@@ -169,7 +169,7 @@ def gradient_against_length(
     both = ("activation", "length")
     return xr.Dataset(
         {
-            "mean": (both, mean, {"long_name": "norm of the mean gradient"}),
+            "gradient": (both, mean, {"long_name": "norm of the mean gradient"}),
             "error": (both, error, {"long_name": "its standard error"}),
             "single": (both, single, {"long_name": "root mean square of one sample's gradient"}),
             "snr": ("length", snrs, {"long_name": "signal-to-noise ratio ν"}),

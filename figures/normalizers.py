@@ -67,11 +67,11 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     artists = []
     for i, line in enumerate(lines):
         own = line.isel(activation=0)
-        seen = own["mean"] > 3 * own["error"]  # below, it is noise
+        seen = own["gradient"] > 3 * own["error"]  # below, it is noise
         artists += simulation_points(
             ax,
             own["length"],
-            own["mean"].where(seen),
+            own["gradient"].where(seen),
             own["error"],
             i,
             linestyle=look(i)["linestyle"],
@@ -79,7 +79,7 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
         )
     lengths = lines[0]["length"].values
     far = lengths[-3:]
-    guide = float(lines[0]["mean"][0, -1]) * far[-1] / far / 4  # below the curves it is to be compared with
+    guide = float(lines[0]["gradient"][0, -1]) * far[-1] / far / 4  # below the curves it is to be compared with
     artists += ax.plot(far, guide, color="0.3", linewidth=0.8, linestyle=(0, (1, 1)))
     ax.annotate("∝ 1/L", (far[0], guide[0]), xytext=(-3, 0), textcoords="offset points", ha="right", va="center")
     _length_axis(ax, lengths)
@@ -139,7 +139,7 @@ def table(store: Store) -> str:
     lengths = risks[0]["length"].values
     head = f"{'L':>28}" + "".join(f"{length:>12}" for length in lengths)
     lines = [head, f"{'Bayes risk':>28}" + "".join(f"{value:12.4f}" for value in risks[0]["bayes"].values)]
-    for name, groups in (("risk", risks), ("mean", gradients)):
+    for name, groups in (("risk", risks), ("gradient", gradients)):
         for group in groups:
             own = group.isel(activation=0)
             what = f"{short(own)}: {'risk' if name == 'risk' else '|gradient|'}"

@@ -14,7 +14,10 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+LONG = {"sim.many", "sim.reduced", "theory.fluctuation", "theory.many", "theory.saddle", "theory.staircase"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in MODULES])
 def test_examples(name):
     module = importlib.import_module(name)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users have them

@@ -233,6 +233,7 @@ def test_datasets_can_be_stored(tmp_path, amplitudes):
     assert not any(isinstance(value, bool) for value in data.attrs.values())
 
 
+@pytest.mark.slow
 def test_flow_of_a_small_case():
     """The ± feature splits, and the growth before it is that of MODEL: 2ν(1/H)(1/L)(1−1/L)(1−2/L) at zero keys."""
     task = SingleLocation(4, 4.0, FLIP)

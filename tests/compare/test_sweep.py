@@ -302,6 +302,7 @@ class TestEveryRun:
         flow = th.gradient_flow(th.SingleLocation(4, 2.0, PRIOR), th.Softmax(), start, [0.0, 1.0])
         assert np.allclose(data.m[1], flow.order.m, atol=1e-5)
 
+    @pytest.mark.slow
     def test_gradient_flow_from_drawn_starts(self):
         fixed = {"length": 4, "prior": PRIOR, "heads": 1, "times": [0.0, 0.5], "snr": 1.0}
         data = sweep(th.gradient_flow, grid={"dim": [50, 5000]}, fixed=fixed, replicas=2, **QUIET)

@@ -137,6 +137,7 @@ def test_other_priors(kind, prior):
         assert_same(run, single(kind, point))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_points_are_replicas_of_one_task(kind):
     """`train` with replicas is the same program."""

@@ -174,6 +174,7 @@ class _Sigmoid(Activation):
         return jax.nn.sigmoid(scores)
 
 
+@pytest.mark.slow
 def test_activations_without_exact_risk_have_a_sampled_one():
     layer = MultiHeadAttention(_layer().keys, features=2, activation=_Sigmoid())
     trajectory = train(TASK, layer, **OPTIONS | {"record": 2, "evaluation": 4000, "loss": "limit"})

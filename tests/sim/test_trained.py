@@ -85,7 +85,8 @@ def _written_out(numbers, activation, tokens, loss):
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        ("shared", "finite"), ("per head", "limit"), ("joint", "finite"), ("norm", "finite"), ("norm", "limit"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("shared", "finite"), ("norm", "finite"))),
+        ("per head", "limit"), ("joint", "finite"), ("norm", "limit"),
         ("bias alone", "limit"), ("scale alone", "finite"), ("nothing", "limit"),
     ],
 )  # fmt: skip

@@ -226,6 +226,7 @@ def test_norm_adds_half_the_slope_in_the_bias_to_that_in_the_norm():
     np.testing.assert_allclose(norm[1], plain[1] + jnp.diag(plain[2]) / 2, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_hessian_and_vmap_in_two_heads():
     order = random_state(13, heads=2)
     method = th.Quadrature(1e-9, nodes=48, points=(44, 64))
@@ -330,6 +331,7 @@ def test_scores_too_wide_for_the_fixed_nodes_are_an_error_not_a_number():
 # --- the flow ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_flow_of_norm_descends():
     order = random_state(1, heads=2, m=0.4, w=0.3)
     loose = th.Quadrature(1e-4, 24, points=(16, 24))

@@ -132,6 +132,7 @@ def test_all_activations_of_the_theory_are_known():
     assert known - {"Activation", "HeadNormalized"} == set(ACTIVATIONS)
 
 
+@pytest.mark.slow
 def test_weights_are_read_back_whatever_their_rounding():
     weights = np.random.default_rng(0).random((40, 6))
     for w in [*(weights / weights.sum(axis=1, keepdims=True)), *(np.full(n, 1 / n) for n in range(1, 12))]:

@@ -144,6 +144,7 @@ def test_extremes_have_finite_values_and_gradients(name):
         assert -1e-9 < float(value) < 25  # Σ a ≤ c = 4, so the loss is at most (1 + c)²
 
 
+@pytest.mark.slow
 def test_scores_of_a_thousand():
     task = th.SingleLocation(10, 1e6, th.discrete([[1.0]]))
     for m, bias, expected in ((1.0, 0.0, 0.0), (-1.0, 500.0, 1.0), (1.0, 2000.0, 1.0)):
@@ -227,6 +228,7 @@ def test_hessian_in_bias_and_scale_and_vmap_over_them():
     assert np.linalg.eigvalsh(hessian[2:, 2:]).min() > 0
 
 
+@pytest.mark.slow
 def test_the_stated_error_covers_the_error():
     # 20 states, two methods; the change under refinement may miss the error by more than 3 times in one of them
     missed = 0

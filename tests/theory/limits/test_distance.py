@@ -79,6 +79,7 @@ def test_bounds_of_any_set_hold_in_every_trial(shape, kind, weighting):
     assert np.all((low - slack <= direct) & (direct <= high + slack))
 
 
+@pytest.mark.slow
 def test_top_sets_and_given_sets_agree():
     weights, vectors = trials((16, 4), "isotropic", "peaked", sets=3, rows=5)
     chosen = top(weights, 4)

@@ -46,7 +46,7 @@ def finite(tree):
 
 
 @pytest.mark.parametrize("vectors", [VECTORS, np.ones((L, 3)), np.zeros((L, 3))], ids=["any", "equal", "zero"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_nothing_is_nan(vectors, dtype):
     weights, x = np.stack(list(ROWS.values())).astype(dtype), vectors.astype(dtype)
     counts = [1, 2, L - 1, L]
