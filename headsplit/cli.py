@@ -528,7 +528,7 @@ def figure_normalizers(
 
     Risk of bounded keys against L beside the Bayes risk, gradient against L at bounded logits, and the largest stable
     learning rate against the temperature. Each panel is stored as soon as it is finished; after Ctrl-C the same command
-    goes on. Some three minutes on two CPU cores.
+    goes on. Some two minutes on two CPU cores.
     """
     from headsplit.normalizers import Configuration as Normalizers
     from headsplit.normalizers import run as run_normalizers
