@@ -81,7 +81,7 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     far = lengths[-3:]
     guide = float(lines[0]["gradient"][0, -1]) * far[-1] / far / 4  # below the curves it is to be compared with
     artists += ax.plot(far, guide, color="0.3", linewidth=0.8, linestyle=(0, (1, 1)))
-    ax.annotate("∝ 1/L", (far[0], guide[0]), xytext=(-3, 0), textcoords="offset points", ha="right", va="center")
+    ax.annotate("∝ 1/L", (far[1], guide[1]), xytext=(-4, -2), textcoords="offset points", ha="right", va="top")
     _length_axis(ax, lengths)
     ax.set_yscale("log")
     ax.set_ylabel("norm of the mean gradient")
