@@ -170,7 +170,7 @@ class _Prepared(NamedTuple):
 
 
 def each_risk_by_functionals(
-    method: Quadrature, models: Model, chosen: Bool[np.ndarray, " N"], *, with_error: bool
+    method: Quadrature, models: Model, chosen: Bool[np.ndarray, " N"]
 ) -> Float[np.ndarray, "2 N"]:
     """Risks and errors of those chosen models, of heads normalized each on its own, that share the noise with several.
 
@@ -190,7 +190,7 @@ def each_risk_by_functionals(
     if not fits.any():
         return found
     value = Grid(method.tail, *_heads.rounded_counts(*needed[fits].max(0)))
-    grids = (value, _heads.refined(value))[: 1 + with_error]
+    grids = (value, _heads.refined(value))
     for own, one in ((groups[i], together[i]) for i in np.flatnonzero(fits)):
         scores, form = one.law
         tables = tuple(_tables(scores.noise, scores.length, form, row(one.windows, i), g) for i, g in enumerate(grids))
@@ -243,9 +243,7 @@ def _prepared_at(model: Model, tails: Float[Array, "2"]) -> _Prepared:
 
 
 def _risk_at(law: Law, shared: tuple[tuple[Functional, ...], bool]) -> tuple[Array, Array]:
-    (tables, *finer), spread = shared
+    (tables, finer), spread = shared
     risk, _ = risk_by(tables, *law, spread=spread)
-    if not finer:
-        return risk, jnp.zeros(())
-    refined, missing = risk_by(finer[0], *law, spread=spread)
+    refined, missing = risk_by(finer, *law, spread=spread)
     return risk, jnp.abs(risk - refined) + 2 * missing

@@ -144,8 +144,9 @@ def each_risk(
     """
     method = default_method(models[1]) if method is None else method
     left, found = finite(models), np.full((2, len(models[0].snr)), np.nan)
-    if isinstance(models[1], HeadNormalized) and isinstance(method, Quadrature) and method.nodes is None:
-        found = each_risk_by_functionals(method, models, left, with_error=with_error)
+    by_head = with_error and isinstance(models[1], HeadNormalized)  # records of flows, without, have their own noise
+    if by_head and isinstance(method, Quadrature) and method.nodes is None:
+        found = each_risk_by_functionals(method, models, left)
         left = left & np.isnan(found[0])
     for fitted, own in fit_each(method, models, left) if left.any() else ():
         for chosen in apart(fitted, models, own):
