@@ -21,6 +21,7 @@ from theory import Activation, MonteCarlo, OrderParameters, Prior, SingleLocatio
 from theory._checks import instance, invalid, typed_key, whole
 from theory.many import population_risks
 from theory.method import Method, default_method
+from theory.risk import loss_limit
 
 _LEAST_SAMPLES = 1000
 _BATCHES = 32  # of a mean gradient, whose scatter is its error
@@ -312,9 +313,7 @@ def _gradients(
     chunks = -(-count // size)
 
     def loss(keys: Array, tokens: Array) -> Array:
-        own = activation.resolved(jnp.sum(keys**2, axis=-1))
-        weights = jnp.mean(own(jnp.matmul(keys, tokens.T)), axis=0)
-        return jnp.sum((jax.nn.one_hot(0, length, dtype=weights.dtype) - weights) ** 2)
+        return loss_limit(activation.resolved(jnp.sum(keys**2, axis=-1)), jnp.matmul(keys, tokens.T))
 
     def chunk(key: Array) -> tuple[Array, Array]:
         noise, signal = jax.random.split(key)

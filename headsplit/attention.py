@@ -43,12 +43,13 @@ class Configuration:
 
     def check(self) -> None:
         """Refuses wrong values by name, before anything is read, computed or written."""
+        from sim.pretrained.attention import KINDS
         from theory._checks import invalid, whole
 
         whole("selected", self.selected, 1)
         if self.rows is not None:
             whole("rows", self.rows, 1)
-        for name, choices in (("vectors", ("inputs", "embeddings", "values")), ("count", ("own", "all"))):
+        for name, choices in (("vectors", KINDS), ("count", ("own", "all"))):
             if getattr(self, name) not in choices:
                 raise invalid(name, " or ".join(map(repr, choices)), repr(getattr(self, name)))
 

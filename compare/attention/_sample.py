@@ -9,7 +9,7 @@ import xarray as xr
 from jaxtyping import Array, Bool, Float, Int
 from tqdm import tqdm
 
-from sim.pretrained.attention import Attention
+from sim.pretrained.attention import KINDS, Attention
 from sim.pretrained.attention import vectors as vectors_of
 from theory._checks import instance, invalid, whole
 from theory.limits import distance_bound, distances, expected_distance
@@ -104,7 +104,7 @@ class Sample(eqx.Module):
         """
         instance("attention", attention, Attention)
         one_of("count", count, ("own", "all"))
-        one_of("vectors", vectors, ("inputs", "embeddings", "values"))
+        one_of("vectors", vectors, KINDS)
         found = vectors_of(attention, vectors, normalize=normalize)
         length = attention.weights.shape[-1]
         chosen = _rows(rows, length)

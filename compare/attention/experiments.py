@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from tqdm import tqdm
@@ -12,7 +13,7 @@ from compare.attention._sample import Layer, Sample, distance_measures, labelled
 from compare.attention._search import search
 from sim.pretrained import Transformer
 from theory._checks import instance, invalid, whole
-from theory.limits import separability, separability_bounds
+from theory.limits import _vectors, separability, separability_bounds
 from theory.limits._rows import MEMORY
 
 SHORTEST = 32
@@ -250,11 +251,8 @@ def _separability(sample: Sample, layer: Layer, counts: np.ndarray) -> dict[str,
 
 def _least_distance(x: np.ndarray) -> float:
     """Of two tokens' vectors, (..., L, d)."""
-    x = x - x.mean(axis=-2, keepdims=True)
-    square = np.sum(x**2, axis=-1)
-    between = square[..., :, None] + square[..., None, :] - 2 * x @ np.swapaxes(x, -1, -2)
-    between[..., np.arange(x.shape[-2]), np.arange(x.shape[-2])] = np.inf
-    return float(np.sqrt(max(between.min(), 0)))
+    between = np.stack([_vectors.pairwise(own) for own in jnp.asarray(x).reshape(-1, *x.shape[-2:])])
+    return float(between[:, ~np.eye(x.shape[-2], dtype=bool)].min())
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:

@@ -108,26 +108,26 @@ def grid_of(run: Run, grid: Any, fixed: Any, *, replicas: Any, seed: Any) -> Gri
     if count > _MOST_POINTS:
         raise invalid("grid", f"at most {_MOST_POINTS:,} points", f"{count:,}")
 
-    whole_names = [name for name in values if name in run.parameters]  # before their parts
-    paths = sorted((name for name in values if name not in run.parameters), key=len)  # and larger ones before theirs
+    paths = sorted((name for name in values if name not in run.parameters), key=len)  # larger parts before theirs
     base = {"run": run.name, "values": {}}
     if run.source:
         base["source"] = run.source
     if run.random:
         base["seed"] = seed
     base["values"] = {name: canonical(name, value) for name, value in sorted(start.items()) if name not in swept}
-    # what each parameter is made of; it is made once for each choice of these
-    makers = {name: [each for each in (*whole_names, *paths) if _root(each) == name] for name in run.parameters}
+    names = sorted({*start, *map(_root, values)})
+    parts = {name: [path for path in paths if _root(path) == name] for name in names}
+    # each parameter is made once for each choice of what it is made of
     made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     points, first = [], {}
     for place in itertools.product(*(range(len(given)) for given in values.values())):
         chosen = dict(zip(values, place, strict=True))
         own, spelled = {}, {}
-        for name in sorted({*start, *map(_root, values)}):
-            choice = (name, *(chosen[each] for each in makers[name]))
+        for name in names:
+            choice = (name, chosen.get(name), *(chosen[path] for path in parts[name]))
             if choice not in made:
-                value = values[name][chosen[name]] if name in whole_names else start[name]
-                for path in (each for each in makers[name] if each in paths):
+                value = values[name][chosen[name]] if name in chosen else start[name]
+                for path in parts[name]:
                     value = _with_part(value, path, values[path][chosen[path]])
                 made[choice] = value, canonical(name, value)
             own[name], spelled[name] = made[choice]
