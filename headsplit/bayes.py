@@ -1,13 +1,13 @@
 """The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headsplit.stored import STORE, Line, compute_lines, is_complete
+from headsplit.stored import Line, completed
 
 # purposes of randomness, folded into key(seed)
 _AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
@@ -77,11 +77,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
     """
     configuration.check()
-    path = folder / STORE
-    if not is_complete(folder, asdict(configuration), say=say, unfinished="going on with what is missing"):
-        lines = [Line(*job) for job in _jobs(configuration)]
-        compute_lines(lines, path, asdict(configuration), progress=progress, say=say)
-    show(path, say=say)
+    lines = lambda: [Line(*job) for job in _jobs(configuration)]  # noqa: E731
+    show(completed(configuration, folder, lines, progress=progress, say=say), say=say)
 
 
 def show(path: Path, *, say: Callable[[str], Any]) -> None:

@@ -1,12 +1,12 @@
 """Normalizers in the single-location model: risk and gradient against L, stable learning rates against temperature."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headsplit.stored import STORE, Line, compute_lines, is_complete
+from headsplit.stored import Line, completed
 
 FIGURE = "normalizers"
 
@@ -45,11 +45,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         ValueError: a folder that holds another configuration.
         Interrupted: Ctrl-C; the panels that are finished are kept, and the same command goes on.
     """
-    path = folder / STORE
-    if not is_complete(folder, asdict(configuration), say=say, unfinished="going on with what is missing"):
-        lines = [Line(*job) for job in _jobs(configuration)]
-        compute_lines(lines, path, asdict(configuration), progress=progress, say=say)
-    show(path, say=say)
+    lines = lambda: [Line(*job) for job in _jobs(configuration)]  # noqa: E731
+    show(completed(configuration, folder, lines, progress=progress, say=say), say=say)
 
 
 def show(path: Path, *, say: Callable[[str], Any]) -> None:

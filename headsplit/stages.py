@@ -1,13 +1,13 @@
 """Stage times against log D: predicted for several tasks, measured on replicas of the exact chain."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from headsplit.stored import STORE, Line, compute_lines, is_complete
+from headsplit.stored import Line, completed
 
 _RUNS = 21  # purpose of randomness, folded into key(seed)
 FIGURE = "stages"
@@ -93,10 +93,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
     """
     configuration.check()
-    path = folder / STORE
-    if not is_complete(folder, asdict(configuration), say=say, unfinished="going on with what is missing"):
-        compute_lines(list(_lines(configuration)), path, asdict(configuration), progress=progress, say=say)
-    show(path, say=say)
+    lines = lambda: list(_lines(configuration))  # noqa: E731
+    show(completed(configuration, folder, lines, progress=progress, say=say), say=say)
 
 
 def show(path: Path, *, say: Callable[[str], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,21 @@ def is_complete(
     else:
         say(f"{path} holds an unfinished run of this configuration: {unfinished}")
     return complete
+
+
+def completed(
+    configuration: Any,
+    folder: Path,
+    lines: Callable[[], Sequence["Line"]],
+    *,
+    progress: bool,
+    say: Callable[[str], Any],
+) -> Path:
+    """The store of a result made line by line, a dataclass says of what; lines that are missing are computed."""
+    path, wanted = folder / STORE, asdict(configuration)
+    if not is_complete(folder, wanted, say=say, unfinished="going on with what is missing"):
+        compute_lines(lines(), path, wanted, progress=progress, say=say)
+    return path
 
 
 class Line(NamedTuple):

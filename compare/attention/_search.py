@@ -9,6 +9,7 @@ from tqdm import tqdm
 from compare.attention._sample import Sample
 from theory._checks import invalid
 from theory.limits import ks_p_value, ks_statistic, mean_distances
+from theory.limits.critical import until_alike
 
 
 class Search(NamedTuple):
@@ -24,10 +25,9 @@ def search(sample: Sample, *, level: float, form: str, progress: bool) -> Search
     """As `theory.limits.critical_count`, over all layers and over each."""
     if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise invalid("level", "a number between 0 and 1", repr(level))
-    last = int(sample.lengths.max()) - 1
-    stop = min(last, 64)
     with tqdm(desc="critical N", delay=2, unit=" layers", leave=False, disable=not progress) as bar:
-        while True:  # each pass starts again: twice the work of the last at most
+
+        def curves(stop: int) -> list[np.ndarray]:
             parts = [np.empty((sample.layers, sample.heads, stop)) for _ in range(2)]
             for index in range(sample.layers):
                 layer = sample.layer(index)
@@ -36,13 +36,11 @@ def search(sample: Sample, *, level: float, form: str, progress: bool) -> Search
                 for part, values in zip(parts, found[:2], strict=True):
                     part[index] = np.asarray(values)[:, :stop]
                 bar.update()
-            measured, expected = (part.reshape(-1, stop) for part in parts)
-            statistic = ks_statistic(measured, expected)
-            p_value = ks_p_value(statistic, len(measured), len(measured))
-            if stop == last or np.any(p_value >= level):
-                break
-            stop = min(last, 2 * stop)
-    own = ks_statistic(*(np.moveaxis(part, 1, 0) for part in parts))
+            return [part.reshape(-1, stop) for part in parts]
+
+        measured, expected, statistic, p_value = until_alike(curves, int(sample.lengths.max()) - 1, level)
+    of_heads = (part.reshape(sample.layers, sample.heads, -1) for part in (measured, expected))
+    own = ks_statistic(*(np.moveaxis(part, 1, 0) for part in of_heads))
     layers = [_first(ks_p_value(row, sample.heads, sample.heads), sample.heads, level) for row in own]
     return Search(_first(p_value, len(measured), level), np.array(layers), statistic, p_value)
 

@@ -1,5 +1,6 @@
 """The critical number of selected tokens: where measured and expected distances cease to differ (docs/limits.md §3)."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -215,25 +216,37 @@ def critical_count(
     if last < 1:
         raise invalid("weights", "a row that can leave out a token", f"{last + 1} tokens at most")
     options = {"form": form, "where": where, "count": count, "memory": memory}
-    stop = min(last, 64)
-    while True:  # each pass starts again: twice the work of the last at most
+
+    def curves(stop: int) -> list[np.ndarray]:
         found = mean_distances(weights, vectors, upto=stop, **options)
-        measured, expected = (np.asarray(part).reshape(-1, length)[:, :stop] for part in found[:2])
-        statistic = ks_statistic(measured, expected)
-        p_value = ks_p_value(statistic, len(measured), len(expected))
-        if stop == last or np.any(p_value >= level):
-            break
-        stop = min(last, 2 * stop)
+        return [np.asarray(part).reshape(-1, length)[:, :stop] for part in found[:2]]
+
+    measured, expected, statistic, p_value = until_alike(curves, last, level)
     same = np.flatnonzero(p_value >= level)
     return CriticalCount(
         int(same[0]) + 1 if same.size else None,
         float(level),
-        np.arange(1, stop + 1),
+        np.arange(1, len(p_value) + 1),
         measured,
         expected,
         statistic,
         p_value,
     )
+
+
+def until_alike(
+    curves: Callable[[int], Sequence[np.ndarray]], last: int, level: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Measured and expected curves (heads, K), the test's statistic and p-value: K, at most `last`, is doubled until
+    the test sees no difference somewhere. `curves` gives both for N = 1 … K."""
+    stop = min(last, 64)
+    while True:  # each pass starts again: twice the work of the last at most
+        measured, expected = curves(stop)
+        statistic = ks_statistic(measured, expected)
+        p_value = ks_p_value(statistic, len(measured), len(expected))
+        if stop == last or np.any(p_value >= level):
+            return measured, expected, statistic, p_value
+        stop = min(last, 2 * stop)
 
 
 @partial(jax.jit, static_argnames=("chunk", "sharp"))
