@@ -18,6 +18,7 @@ from theory._nodes import axis_rule, bent_nodes_at, half_again, is_wide
 # points, and nodes in u, that are held at once: XLA gives more than 2048 numbers to threads that wait for each other
 _BLOCK, _NODES = 256, 8
 LEAST_CAPACITY = 2**12
+LONGEST = 2**12  # nodes on one axis: every point holds a table as long as the longest
 
 
 class Rules(NamedTuple):

@@ -22,7 +22,7 @@ from theory import _joint
 from theory._checks import instance, invalid, is_concrete
 from theory._each import each, finite, first
 from theory._nodes import EDGE, axis_count, bent_nodes, rounded_up, tensor_size
-from theory._products import Rules, capacity, laid_out, moments
+from theory._products import LONGEST, Rules, capacity, laid_out, moments
 from theory._products import integrated as streamed
 from theory.activation import BayesSoftmax
 from theory.fit import MOST_NEEDED, check_rounding, fit_points, log_rare, of_one_length, points_grid
@@ -228,9 +228,9 @@ def _product_counts(
     counts = np.ones(spreads.shape, int)
     own = chosen & np.isfinite(spreads).all(1)
     for i in np.flatnonzero(own):
-        counts[i] = [axis_count(spread, log_tails[i]) for spread in spreads[i]]
-        own[i] = tensor_size(tuple(counts[i].tolist()), log_tails[i]) <= _joint.MOST_POINTS
-    counts[~own] = 1
+        found = tuple(axis_count(spread, log_tails[i]) for spread in spreads[i])
+        own[i] = max(found) <= LONGEST and tensor_size(found, log_tails[i]) <= _joint.MOST_POINTS
+        counts[i] = found if own[i] else 1
     return counts, log_tails, own
 
 

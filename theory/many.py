@@ -1,7 +1,8 @@
 """Sweeps: many points that share shapes, evaluated by code compiled once, whatever their number.
 
-A point's numbers do not depend on the others where the method gives its counts: points are taken one after the other
-in the same compiled code. Where it does not, counts are fitted once, to the hardest point that can be integrated.
+A point's numbers do not depend on the others where the method gives its counts, nor do Bayes risks on products of
+rules, whose counts are the point's own: points are taken one after the other in the same compiled code. Otherwise
+counts are fitted once, to the hardest point that can be integrated.
 """
 
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ def bayes_risks(
     Args:
         tasks: at least one; of priors with the same class, shapes and flipped features. Lengths, ν and the priors'
             numbers may differ.
-        method: of `bayes_risk`. Counts are fitted to the hardest task unless given; with `MonteCarlo` code is compiled
-            for each length.
+        method: of `bayes_risk`. Each task has the counts that it needs unless given (Sobol points: those that the
+            hardest needs); with `MonteCarlo` code is compiled for each length.
 
     Returns:
         (risks, errors). NaN for a task that cannot be integrated.

@@ -57,6 +57,25 @@ def test_bayes_risks_are_those_of_single_calls(method):
         np.testing.assert_allclose(errors[i], error, rtol=0, atol=1e-12)
 
 
+def test_each_task_has_its_own_nodes_in_whatever_company():
+    """Halves of axes only where w is even: not for unequal masses, a mean, or axes that are oblique."""
+    priors = (
+        th.sign_flips([0.0, 0.0], [1.0, 0.4]),
+        th.sign_flips([0.0, 0.5], [1.0, 0.4]),
+        th.discrete([[1.0, 0.4], [-1.0, 0.4], [1.0, -0.4], [-1.0, -0.4]], [0.25, 0.35, 0.15, 0.25]),
+        th.discrete([[1.0, 0.4], [-1.0, -0.4], [0.9, 0.4], [-0.9, -0.4]]),
+    )
+    points = [th.discrete(prior.means, prior.weights) for prior in priors]
+    tasks = [th.SingleLocation(length, snr, prior) for prior in points for length, snr in ((5, 1.0), (40, 9.0))]
+    risks, errors = bayes_risks(tasks)
+    for i, task in enumerate(tasks):
+        alone = bayes_risks([task])
+        assert (alone[0][0], alone[1][0]) == (risks[i], errors[i])
+    fewer = th.Quadrature(1e-6, nodes=64, points=(40, 72))
+    risks, _ = bayes_risks(tasks, method=fewer)
+    np.testing.assert_allclose(risks, [th.bayes_risk(task, fewer) for task in tasks], rtol=0, atol=1e-13)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("prior", PRIORS)
 def test_bayes_risks_of_every_prior_by_the_default_method(prior):
