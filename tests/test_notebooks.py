@@ -20,6 +20,7 @@ def test_there_are_notebooks():
 @each_notebook
 def test_committed_with_outputs_and_no_trace_of_a_machine(path):
     text = path.read_text(encoding="utf-8")
+    assert len(text) < 500_000
     assert not PERSONAL.search(re.sub(r'"image/png": ".*?"', "", text))
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
