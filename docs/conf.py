@@ -88,9 +88,12 @@ def plain(app, what, name, obj, options, lines):
     def each(entry):
         return "\n".join(f"{entry[1]}{own}: {entry[3]}" for own in entry[2].split(", "))
 
+    def kept(mark):
+        return mark[0] if mark[0].endswith(".*") else f"\\{mark[0]}"  # *Heads of paragraphs.* stay
+
     text = re.sub(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)", each, "\n".join(lines), flags=re.MULTILINE)
     parts = re.split(r"(^ *>>>.*?(?:\n *\n|\Z)|`[^`]*`)", text, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = [re.sub(r"[|*]|_(?!\w)|(?<=: \w)\.", r"\\\g<0>", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"\*[A-Z][a-z ]*\.\*|[|*]|_(?!\w)|(?<=: \w)\.", kept, part) for part in parts[::2]]
     parts[::2] = [re.sub(r"docs/(model|limits)\.md §(\d+(?:\.\d+)*)", cited, part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
     if what in ("property", "attribute"):
