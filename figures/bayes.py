@@ -90,6 +90,17 @@ def final_risk(trained: xr.Dataset) -> tuple[float, float]:
     return float(risk.mean()), float(risk.std(ddof=1)) / np.sqrt(count) if count > 1 else np.nan
 
 
+def numbers(store: Store) -> dict[str, float]:
+    """Key numbers: for each prior the Bayes risk and the optima at the largest ν, and the final risks of layers."""
+    found = {}
+    for p, prior in enumerate(store.configuration["priors"]):
+        found[f"Bayes risk, {prior}"] = float(store[f"bayes_{p}"]["bayes"][-1])
+        for a, name in enumerate(ACTIVATIONS):
+            found[f"{name}, {prior}"] = float(store[f"snr_{p}_{a}"]["risk"][-1])
+            found[f"{name} trained, {prior}"] = final_risk(store[f"trained_{p}_{a}_0"])[0]
+    return found
+
+
 def table(store: Store) -> str:
     """Every number of the figure, with its error: starts' spread for optima, standard error for trained layers."""
     configuration, lines = store.configuration, []

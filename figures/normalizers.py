@@ -1,15 +1,22 @@
 """What limits normalizers in the single-location model: risk and gradient against L, stable rates against T."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from compare import Store
+from compare import Store, gradient_against_length, risk_against_length, stability_against_rate
+from compare.lines import Line
 from figures.style import DOUBLE, look, simulation_points, style
+from theory import OrderParameters, SingleLocation, Softmax
+from theory.names import parse_activation, parse_prior
 
 SHORT = {
     "Softmax": "softmax",
@@ -23,6 +30,79 @@ SHORT = {
     "AdaptiveSoftmax": "adaptive",
     "TopK": "top-k",
 }
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What makes the figure; every field is in the store, exactly."""
+
+    prior: str = "discrete(points=[[1.0]])"
+    activations: tuple[str, ...] = (
+        "Softmax()", "Softmax1()", "ScalableSoftmax(0.43)", "Sparsemax()", "Entmax(1.5)", "Sigmoid()",
+        "SelfAdjustedSoftmax()", "AdaptiveSoftmax()", "TopK(power=0.5)",
+    )  # fmt: skip
+    key_length: float = 2.0  # the longest keys, |k|/√D
+    lengths: tuple[int, ...] = (4, 16, 64, 256, 1024)
+    snr_per_log: float = 4.0  # ν = this · log L, against L
+    gradient_key_length: float = 1.0
+    gradient_snr: float = 4.0  # the same at every L: logits are bounded
+    tokens: int = 2**21
+    temperatures: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0)
+    stable_length: int = 5
+    stable_snr: float = 8.0
+    least_rate: float = 4.0  # at temperature 1
+    rates: int = 10  # each √2 times the one before
+    dim: int = 200
+    batch: int = 1
+    time: float = 40.0  # at temperature 1
+    replicas: int = 64
+    seed: int = 0
+
+
+SMALL, FULL = Configuration(), Configuration(lengths=(4, 16, 64, 256, 1024, 4096), tokens=2**24, rates=14, replicas=256)
+
+
+def lines(c: Configuration) -> Iterator[Line]:
+    """Risk and gradient of each activation, stable rates of each temperature."""
+    prior, activations = parse_prior(c.prior), [parse_activation(text) for text in c.activations]
+    direction = np.asarray(prior.means[:1])
+    direction = direction / np.linalg.norm(direction)
+    keys = [OrderParameters(size * direction, [[size**2]]) for size in (c.key_length, c.gradient_key_length)]
+    shared: dict[str, Any] = {"lengths": c.lengths, "tokens": c.tokens, "progress": False}
+    snrs = [c.snr_per_log * float(np.log(length)) for length in c.lengths]
+    scales = np.arange(1, 9) / 8
+    for i, activation in enumerate(activations):
+        risk = partial(
+            risk_against_length, prior, [activation], keys[0], snrs=snrs, scales=scales, seed=c.seed, **shared
+        )
+        yield Line(f"risk_{i}", f"risk against L, {activation.name}", risk)
+        gradient = partial(
+            gradient_against_length,
+            prior,
+            [activation],
+            keys[1],
+            snrs=c.gradient_snr,
+            key=jax.random.key(c.seed),
+            **shared,
+        )
+        yield Line(f"gradient_{i}", f"gradient against L, {activation.name}", gradient)
+    for i, temperature in enumerate(c.temperatures):
+        yield Line(f"stable_{i}", f"learning rates at T = {temperature:g}", partial(_stable, c, temperature))
+
+
+def _stable(c: Configuration, temperature: float) -> xr.Dataset:
+    """Softmax at temperature T from its best keys, whose length is T times that at 1."""
+    prior = parse_prior(c.prior)
+    size = temperature * c.key_length
+    direction = np.asarray(prior.means[:1])
+    order = OrderParameters(size * direction / np.linalg.norm(direction), [[size**2]])
+    rates = c.least_rate * temperature**2 * 2 ** (np.arange(c.rates) / 2)
+    # keys of their own for each temperature: equal ones would give the same numbers but for the scale
+    key = jax.random.fold_in(jax.random.key(c.seed), round(1e6 * temperature))
+    return stability_against_rate(
+        SingleLocation(c.stable_length, c.stable_snr, prior), [Softmax(temperature)], [order], rates, dim=c.dim,
+        batch=c.batch, time=c.time * temperature**2, replicas=c.replicas, key=key, progress=False,
+    )  # fmt: skip
 
 
 def draw(store: Store) -> Figure:
@@ -148,6 +228,19 @@ def table(store: Store) -> str:
     for temperature, low, high in zip(*stable_brackets(_groups(store, "stable")), strict=True):
         lines.append(f"softmax at T = {temperature:g}: rates are stable up to {low:.3g}, not at {high:.3g}")
     return "\n".join(lines)
+
+
+def numbers(store: Store) -> dict[str, float]:
+    """Key numbers: risks at the largest L above the Bayes risk, decay of the softmax's gradient, stable rates."""
+    risks, gradients = _groups(store, "risk"), _groups(store, "gradient")
+    found = {"Bayes risk": float(risks[0]["bayes"][-1])}
+    found |= {f"risk, {short(own.isel(activation=0))}": float(own["risk"][0, -1]) for own in risks}
+    first = gradients[0].isel(activation=0, length=slice(-2, None))
+    ratio = (np.log(first[name].values) for name in ("gradient", "length"))
+    found["gradient exponent, softmax"] = float(np.divide(*map(np.diff, ratio))[0])
+    for temperature, low, _ in zip(*stable_brackets(_groups(store, "stable")), strict=True):
+        found[f"stable rate, T = {temperature:g}"] = float(low)
+    return found
 
 
 def _with_error(value: float, error: float) -> str:

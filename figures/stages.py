@@ -145,6 +145,16 @@ def quantile(one: Series, level: float) -> np.ndarray:
     return one.prediction["quantile"].sel(level=level).values[:, one.feature]
 
 
+def numbers(store: Store) -> dict[str, float]:
+    """Key numbers: for each feature that splits the slope against log D, in the limit, predicted here, and fitted."""
+    found = {}
+    for one in series(store):
+        for name, quantity in (("limit", "limit_slope"), ("predicted", "predicted_slope"), ("fitted", "own_slope")):
+            data = one.prediction if quantity in one.prediction else one.comparison
+            found[f"slope, {one.label}, {name}"] = float(data[quantity].values[one.feature])
+    return found
+
+
 def table(store: Store) -> str:
     """Slopes predicted and fitted, and for each D the medians and the Kolmogorov–Smirnov test."""
     c, lines = store.configuration, []

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headsplit.stored import STORE, Line, compute_lines, is_complete
+if TYPE_CHECKING:  # the command's help waits for nothing heavy
+    from compare.lines import Line
 
 FIGURE, HEADS, TABLE = "attention", "attention_heads", "heads.csv"
 PACKAGED = "minilm"
@@ -74,13 +75,15 @@ class Text:
 
     @classmethod
     def read(cls, source: str | None) -> "Text":
-        """A file, or standard input for "-".
+        """A file, standard input for "-", or the text that comes with headsplit if none is named.
 
         Raises:
-            ValueError: no source, no file, not a text, or an empty one.
+            ValueError: no file, not a text, or an empty one.
         """
         if source is None:
-            raise ValueError("text: expected a file, or - for standard input, got none")
+            from sim.pretrained.text import SAMPLE, sample_text
+
+            return cls(SAMPLE, sample_text())
         try:
             content = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -144,6 +147,7 @@ def run(
         Interrupted: Ctrl-C; the experiments that are finished are kept, and the same command goes on.
     """
     from compare import load
+    from compare.lines import STORE, compute_lines, is_complete
 
     Configuration(**options).check()
     called, source, weights = model_files(model, download)
@@ -169,9 +173,11 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
     """Print the table of a stored result, and write its figures and the table of all heads beside it."""
     from compare import load
     from compare.attention._sample import LABELS
+    from compare.lines import stored_at
     from figures.attention import draw, draw_heads, table
     from figures.style import save_figure
 
+    path = stored_at(path)
     store = load(path)
     report = store.datasets.get(REPORT)
     if report is None or "distinguishable" not in report:
@@ -191,11 +197,12 @@ def show(path: Path, *, say: Callable[[str], Any]) -> None:
         say(f"  {place}")
 
 
-def _lines(c: Configuration, source: Path | None, text: Text, experiments: bool) -> list[Line]:
+def _lines(c: Configuration, source: Path | None, text: Text, experiments: bool) -> "list[Line]":
     """The report and the experiments. The model is read here: what is wrong with it is said before any is computed."""
     import jax
 
     import compare
+    from compare.lines import Line
     from sim.pretrained import load_pretrained
 
     model = load_pretrained(source)

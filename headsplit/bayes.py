@@ -1,17 +1,16 @@
 """The Bayes-risk plots: optima of the three activations against ν and H, the Bayes line, and trained layers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headsplit.stored import Line, completed
+if TYPE_CHECKING:  # the command's help waits for nothing heavy
+    from compare.lines import Line
 
 # purposes of randomness, folded into key(seed)
 _AGAINST_SNR, _AGAINST_HEADS, _TRAINING = 11, 12, 13
-FIGURE = "bayes"
 PRIORS = (
     "sign_flips(mean=[0.0], amplitude=[1.0])",
     "one_hot(features=2)",
@@ -69,39 +68,19 @@ class Configuration:
             raise invalid("tolerance", "a number from 1e-8 to 1e-2", self.tolerance)
 
 
-def run(configuration: Configuration, folder: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
-    """Compute what is not there yet, store each line as it is finished, and draw.
-
-    Raises:
-        ValueError: options that are wrong, or a folder that holds another configuration.
-        Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
-    """
-    configuration.check()
-    lines = lambda: [Line(*job) for job in _jobs(configuration)]  # noqa: E731
-    show(completed(configuration, folder, lines, progress=progress, say=say), say=say)
+SMALL = Configuration(snrs=(2.0, 8.0, 16.0), replicas=2)
+FULL = Configuration(
+    snrs=(1.0, 2.0, 4.0, 8.0, 16.0, 32.0), heads=(1, 2, 3, 4, 5), starts=4, tolerance=1e-5,
+    trained_snrs=(2.0, 8.0, 16.0), dim=1000, time=100.0, replicas=8,
+)  # fmt: skip
 
 
-def show(path: Path, *, say: Callable[[str], Any]) -> None:
-    """Print the table of a stored result and draw its figure beside it."""
-    from compare import load
-    from figures.bayes import draw, table
-    from figures.style import save_figure
-
-    store = load(path)
-    if "bayes_0" not in store.datasets:
-        raise ValueError(f"{path}: expected a result of `headsplit bayes`, got one with {', '.join(store.datasets)}")
-    if store.metadata["status"] != "complete":
-        raise ValueError(f"{path}: expected a complete result; `headsplit bayes` with the same options goes on with it")
-    say(table(store))
-    for written in (path, *save_figure(draw(store), path.parent / FIGURE)):
-        say(f"  {written}")
-
-
-def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """(group in the store, what it is, how to compute it)."""
+def lines(c: Configuration) -> "Iterator[Line]":
+    """For each prior the Bayes risk, and for each activation its optima and trained layers."""
     import jax
 
     from compare.bayes import ACTIVATIONS, bayes_against_snr, optima_against_heads, optima_against_snr, trained_risk
+    from compare.lines import Line
     from theory.names import parse_prior
 
     root = jax.random.key(c.seed)
@@ -114,19 +93,19 @@ def _jobs(c: Configuration) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     for p, (text, heads) in enumerate(zip(c.priors, c.prior_heads, strict=True)):
         prior = parse_prior(text)
         every = sorted({*c.snrs, *c.trained_snrs, c.snr})
-        yield f"bayes_{p}", f"Bayes risk, {text}", partial(bayes_against_snr, prior, snrs=every, length=c.length)
+        yield Line(f"bayes_{p}", f"Bayes risk, {text}", partial(bayes_against_snr, prior, snrs=every, length=c.length))
         for a, name in enumerate(ACTIVATIONS):
             own = jax.random.fold_in(jax.random.fold_in(root, p), a)
             on_snr, on_heads, training = (
                 jax.random.fold_in(own, purpose) for purpose in (_AGAINST_SNR, _AGAINST_HEADS, _TRAINING)
             )
             optima = partial(optima_against_snr, prior, name, heads=heads, snrs=c.snrs, key=on_snr, **search)
-            yield f"snr_{p}_{a}", f"{name}, {heads} heads: optima against ν", optima
+            yield Line(f"snr_{p}_{a}", f"{name}, {heads} heads: optima against ν", optima)
             for i, snr in enumerate(c.trained_snrs):
                 key = jax.random.fold_in(training, i)
                 run = partial(trained_risk, prior, name, heads=heads, snr=snr, key=key, **train, **shared)
                 what = f"{name}, {heads} heads: SGD at D = {c.dim}, ν = {snr:g}"
-                yield f"trained_{p}_{a}_{i}", what, run
+                yield Line(f"trained_{p}_{a}_{i}", what, run)
             # last: beside the optima against ν it would compile the same code at the same time
             optima = partial(optima_against_heads, prior, name, heads=c.heads, snr=c.snr, key=on_heads, **search)
-            yield f"heads_{p}_{a}", f"{name}: optima against H at ν = {c.snr:g}", optima
+            yield Line(f"heads_{p}_{a}", f"{name}: optima against H at ν = {c.snr:g}", optima)

@@ -12,9 +12,8 @@ import typer
 from headsplit.attention import PACKAGED, Text
 from headsplit.attention import Configuration as Attended
 from headsplit.bayes import Configuration as Plots
-from headsplit.compare import Configuration, run, show
+from headsplit.compare import Configuration, run
 from headsplit.stages import Configuration as Staircases
-from headsplit.stored import STORE, Interrupted
 
 app = typer.Typer(
     name="headsplit",
@@ -24,9 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-figure_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Draw a figure from a stored result.")
-app.add_typer(figure_app, name="figure")
-
 RESULTS = Path("results")
 _DEFAULT, _BAYES, _STAGES, _ATTENTION = Configuration(), Plots(), Staircases(), Attended()
 
@@ -206,7 +202,7 @@ def bayes(
     after Ctrl-C the same command goes on, and a folder that holds the result already is drawn again, not recomputed.
     The defaults take some four minutes on two CPU cores.
     """
-    from headsplit.bayes import run as run_bayes
+    from headsplit.figures import run as make
     from theory.names import parse_prior
 
     with _reported("bayes"):
@@ -231,7 +227,8 @@ def bayes(
             replicas=replicas,
             seed=seed,
         )
-        run_bayes(configuration, out if out is not None else RESULTS / "bayes", progress=progress, say=typer.echo)
+        folder = out if out is not None else RESULTS / "bayes"
+        make("bayes", configuration, folder, progress=progress, say=typer.echo)
 
 
 @app.command()
@@ -283,7 +280,7 @@ def stages(
     already is drawn again, not recomputed. The defaults take some six minutes on two CPU cores; runs cost D·τ·B/η
     samples each.
     """
-    from headsplit.stages import run as run_stages
+    from headsplit.figures import run as make
     from headsplit.stages import usual_replicas, usual_shown
     from theory.names import parse_activation, parse_prior
 
@@ -310,7 +307,8 @@ def stages(
             records=records,
             seed=seed,
         )
-        run_stages(configuration, out if out is not None else RESULTS / "stages", progress=progress, say=typer.echo)
+        folder = out if out is not None else RESULTS / "stages"
+        make("stages", configuration, folder, progress=progress, say=typer.echo)
 
 
 @app.command()
@@ -324,7 +322,10 @@ def attention(
     ] = PACKAGED,
     text: Annotated[
         str | None,
-        typer.Argument(help="A file of text, or - for standard input. A file alone is read by the default model."),
+        typer.Argument(
+            help="A file of text, or - for standard input; a file alone is read by the default model "
+            "[default: the first pages of Alice in Wonderland]."
+        ),
     ] = None,
     selected: Annotated[
         int, typer.Option(help="N of the report: the N largest weights of a row are selected.")
@@ -485,76 +486,50 @@ def sweep(
     raise typer.Exit(0 if whole else 1)
 
 
-@figure_app.command("sweep")
-def figure_sweep(
-    folder: Annotated[Path, typer.Argument(help="A folder written by `headsplit sweep`.")],
-) -> None:
-    """Draw the figures of a sweep again, over all that its store holds."""
-    from headsplit.sweep import show as show_sweep
-
-    with _reported("figure sweep"):
-        show_sweep(folder, say=typer.echo)
-
-
-@figure_app.command("stages")
-def figure_stages(
-    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit stages`, or its result.zarr.")],
-) -> None:
-    """Draw the stage times again from their store, beside it, and print their table."""
-    from headsplit.stages import show as show_stages
-
-    with _reported("figure stages"):
-        show_stages(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
-
-
-@figure_app.command("bayes")
-def figure_bayes(
-    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit bayes`, or its result.zarr.")],
-) -> None:
-    """Draw the Bayes-risk plots again from their store, beside it, and print their numbers."""
-    from headsplit.bayes import show as show_bayes
-
-    with _reported("figure bayes"):
-        show_bayes(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
-
-
-@figure_app.command("normalizers")
-def figure_normalizers(
-    out: Annotated[Path, typer.Option(help="Folder for store and figure.")] = RESULTS / "normalizers",
-    seed: Annotated[int, typer.Option(help="Seed of all samples.")] = 0,
+@app.command()
+def figure(
+    name: Annotated[str | None, typer.Argument(help="Which figure; --list shows all.")] = None,
+    store: Annotated[
+        Path | None, typer.Argument(help="A folder with a stored result: drawn again, nothing is computed.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print the names and what they show, and stop.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every figure, one after the other.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The size of a paper, instead of a small one.")] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a number of the configuration; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for stores and figures [default: results/figures/NAME].")
+    ] = None,
     progress: Annotated[bool, typer.Option(help="Progress bars.")] = True,
 ) -> None:
-    """Compute, unless the folder holds it, and draw what limits normalizers in the single-location model.
+    """Compute a figure of the papers, unless its folder holds it, and draw it from its store.
 
-    Risk of bounded keys against L beside the Bayes risk, gradient against L at bounded logits, and the largest stable
-    learning rate against the temperature. Each panel is stored as soon as it is finished; after Ctrl-C the same command
-    goes on. Some two minutes on two CPU cores.
+    Prints the figure's key numbers, and writes a store (result.zarr), the numbers (numbers.json) and the figure (pdf
+    and png). Each part is stored as soon as it is finished: after Ctrl-C the same command goes on, and a result that
+    is there is drawn again, not recomputed. --full computes at larger sizes into a folder of its own
+    (results/figures/NAME-full), which takes hours for some.
     """
-    from headsplit.normalizers import Configuration as Normalizers
-    from headsplit.normalizers import run as run_normalizers
+    from headsplit import figures
 
-    with _reported("figure normalizers"):
-        run_normalizers(Normalizers(seed=seed), out, progress=progress, say=typer.echo)
-
-
-@figure_app.command("attention")
-def figure_attention(
-    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit attention`, or its result.zarr.")],
-) -> None:
-    """Draw the attention of a transformer again from its store, beside it, and print its table."""
-    from headsplit.attention import show as show_attention
-
-    with _reported("figure attention"):
-        show_attention(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
-
-
-@figure_app.command("compare")
-def figure_compare(
-    store: Annotated[Path, typer.Argument(help="A folder written by `headsplit compare`, or its result.zarr.")],
-) -> None:
-    """Draw a comparison again from its store, beside it, and print its verdict."""
-    with _reported("figure compare"):
-        show(store if store.suffix == ".zarr" else store / STORE, say=typer.echo)
+    with _reported("figure"):
+        if listed:
+            typer.echo(figures.listed())
+            raise typer.Exit
+        if every == (name is not None):
+            raise ValueError("name: expected one figure (--list shows all), or --all")
+        if every and (store or changes):
+            raise ValueError("all: expected neither a store nor --set, which are for one figure")
+        if name is not None and store is not None:
+            figures.redraw(name, store, say=typer.echo)
+            raise typer.Exit
+        root = RESULTS / "figures" if out is None else out
+        for each in figures.NAMES if name is None else (name,):
+            folder = root / (f"{each}-full" if full else each) if out is None or every else out
+            if every:
+                typer.echo(f"\n{each}: {figures.title(each)}")
+            figures.make(each, folder, full=full, changes=changes or (), progress=progress, say=typer.echo)
 
 
 @contextmanager
@@ -564,10 +539,8 @@ def _reported(command: str) -> Iterator[None]:
         yield
     except (ValueError, OSError, ImportError) as error:
         code, message = 2, str(error)
-    except Interrupted as error:
-        code, message = 130, str(error)
-    except KeyboardInterrupt:
-        code, message = 130, "interrupted, nothing is kept"
+    except KeyboardInterrupt as error:
+        code, message = 130, str(error) or "interrupted, nothing is kept"
     else:
         return
     typer.echo(f"headsplit {command}: {message}", err=True)

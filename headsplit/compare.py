@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headsplit.stored import STORE, Interrupted, is_complete
-
 # purposes of randomness, folded into key(seed): results that share a seed share nothing else by accident
 _START, _TRAINING = 1, 2
 FIGURE = "compare"
@@ -103,6 +101,8 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
         ValueError: options that are wrong, or a folder that holds another configuration.
         Interrupted: Ctrl-C or SIGTERM; what the simulation had is kept, and the same command goes on.
     """
+    from compare.lines import STORE, is_complete
+
     configuration.check()
     path = folder / STORE
     added = {name: getattr(_DEFAULT, name) for name in _ADDED}
@@ -115,9 +115,11 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
 def show(path: Path, *, say: Callable[[str], Any]) -> bool | None:
     """Print the verdict of a stored comparison and draw its figure beside it."""
     from compare import load
+    from compare.lines import stored_at
     from figures.compare import draw
     from figures.style import save_figure
 
+    path = stored_at(path)
     store = load(path)
     if "simulation" not in store.datasets:
         raise ValueError(f"{path}: expected a result of `headsplit compare`, got one with {', '.join(store.datasets)}")
@@ -150,6 +152,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     import numpy as np
 
     from compare import agreement, align, save
+    from compare.lines import Interrupted
     from sim import MultiHeadAttention, train
     from theory import Result, SingleLocation
     from theory.names import parse_activation, parse_prior
@@ -191,7 +194,7 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
     except ValueError as error:  # the configuration was checked: it is what lies there
         raise ValueError(f"{error} (delete it to compute again, or give another --out)") from error
 
-    def keep_unfinished() -> Interrupted:
+    def keep_unfinished() -> KeyboardInterrupt:
         reached = np.flatnonzero(np.isfinite(np.asarray(simulation.risk)).any(axis=0))
         until = float(simulation.time[reached[-1]]) if len(reached) else 0.0
         # what may lie there is an unfinished run of the same configuration

@@ -1,16 +1,15 @@
 """Stage times against log D: predicted for several tasks, measured on replicas of the exact chain."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headsplit.stored import Line, completed
+if TYPE_CHECKING:  # the command's help waits for nothing heavy
+    from compare.lines import Line
 
 _RUNS = 21  # purpose of randomness, folded into key(seed)
-FIGURE = "stages"
 
 
 def usual_replicas(dims: Sequence[int]) -> tuple[int, ...]:
@@ -84,39 +83,16 @@ class Configuration:
             whole("dims", self.dims[0], least_dim(heads, task.features, self.batch, self.loss))
 
 
-def run(configuration: Configuration, folder: Path, *, progress: bool, say: Callable[[str], Any]) -> None:
-    """Compute what is not there yet, store each line as it is finished, and draw.
-
-    Raises:
-        ValueError: options that are wrong, a task whose heads do not split, or a folder that holds another
-            configuration.
-        Interrupted: Ctrl-C; the lines that are finished are kept, and the same command goes on.
-    """
-    configuration.check()
-    lines = lambda: list(_lines(configuration))  # noqa: E731
-    show(completed(configuration, folder, lines, progress=progress, say=say), say=say)
+_FEW, _MANY = (100, 316, 1000, 3162), (316, 1000, 3162, 10_000, 31_623)
+SMALL = Configuration(dims=_FEW, replicas=(100, 100, 100, 50), shown=316)
+FULL = Configuration(dims=_MANY, replicas=(1000,) * 4 + (200,), shown=usual_shown(_MANY), samples=512)
 
 
-def show(path: Path, *, say: Callable[[str], Any]) -> None:
-    """Print the table of a stored result and draw its figure beside it."""
-    from compare import load
-    from figures.stages import draw, table
-    from figures.style import save_figure
-
-    store = load(path)
-    if "prediction_0" not in store.datasets:
-        raise ValueError(f"{path}: expected a result of `headsplit stages`, got one with {', '.join(store.datasets)}")
-    if store.metadata["status"] != "complete":
-        raise ValueError(f"{path}: expected a complete result; the same `headsplit stages` goes on with it")
-    say(table(store))
-    for written in (path, *save_figure(draw(store), path.parent / FIGURE)):
-        say(f"  {written}")
-
-
-def _lines(c: Configuration) -> Iterator[Line]:
+def lines(c: Configuration) -> "Iterator[Line]":
     """For each prior the prediction, the runs at each D (which end when the prediction says), and the comparison."""
     import jax
 
+    from compare.lines import Line
     from compare.staircase import compared, measured_stages, predicted_stages
     from theory.names import parse_activation, parse_prior
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from headsplit.executors import KINDS, executor_for
-from headsplit.stored import Interrupted
 
 STORE = "store"
 FIGURES = "figures.json"  # beside the store: what is drawn again
@@ -137,6 +136,7 @@ def run(
         Interrupted: Ctrl-C; what had ended is stored.
     """
     from compare import SweepInterrupted, plan_sweep, sweep
+    from compare.lines import Interrupted
 
     function, path = configuration.function(), folder / STORE
     plan = plan_sweep(function, **configuration.options(), store=path, retry=retry)

@@ -10,3 +10,4 @@ from sim.pretrained.models import GPT2 as GPT2
 from sim.pretrained.models import Bert as Bert
 from sim.pretrained.models import Transformer as Transformer
 from sim.pretrained.text import TokenizedText as TokenizedText
+from sim.pretrained.text import sample_text as sample_text

@@ -8,6 +8,7 @@ import numpy as np
 from sim.pretrained.files import extra, read_json
 from theory._checks import instance, invalid
 
+SAMPLE = "alice.txt"  # beside this module
 FILES = "tokenizer.json, or vocab.txt (BERT), or vocab.json and merges.txt (GPT-2)"
 
 
@@ -124,3 +125,13 @@ def _byte_pairs(vocabulary: Path, merges: Path) -> Any:
     if "<|endoftext|>" in tokenizer.get_vocab():
         tokenizer.add_special_tokens(["<|endoftext|>"])
     return tokenizer
+
+
+def sample_text() -> str:
+    """The beginning of Lewis Carroll's *Alice's Adventures in Wonderland* (1865, in the public domain): 759 words.
+
+    Example:
+        >>> sample_text()[:31]
+        'Alice was beginning to get very'
+    """
+    return Path(__file__).with_name(SAMPLE).read_text(encoding="utf-8")

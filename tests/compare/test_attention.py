@@ -17,12 +17,12 @@ from compare import (
     gradient_against_temperature,
     separability_against_selected,
 )
-from sim.pretrained import load_pretrained, vectors
+from sim.pretrained import load_pretrained, sample_text, vectors
 from sim.pretrained.attention import Attention
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "sim" / "fixtures"
-BOOK = (ROOT / "data" / "alice.txt").read_text(encoding="utf-8")
+BOOK = sample_text()
 QUIET = {"progress": False}
 
 

@@ -153,7 +153,6 @@ def test_another_text_and_other_weights_are_another_configuration(here, tmp_path
     ("arguments", "message"),
     [
         (["none.txt"], "text: expected a file, got 'none.txt'"),
-        ([], "text: expected a file, or - for standard input, got none"),
         ([str(MODEL), "none.txt"], "text: expected a file, got 'none.txt' (No such file or directory)"),
         ([str(MODEL), "."], "text: expected a file, got '.'"),
         ([str(MODEL), "empty.txt"], "text: expected a text that is not empty, got empty.txt"),

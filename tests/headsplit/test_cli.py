@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import headsplit.compare
 from compare import agreement, align, load, save
+from compare.lines import Interrupted
 from headsplit.cli import app
-from headsplit.compare import Configuration, Interrupted
+from headsplit.compare import Configuration
 from theory import Softmax1, Trajectory
 
 runner = CliRunner()

@@ -6,8 +6,8 @@ import xarray as xr
 
 import theory as th
 from compare import load
-from figures.normalizers import short, stable_brackets
-from headsplit.normalizers import Configuration, run
+from figures.normalizers import Configuration, short, stable_brackets
+from headsplit.figures import run
 
 SMALL = {
     "activations": ("Softmax()", "TopK(power=0.5)"), "lengths": (4, 16), "tokens": 2**14, "temperatures": (1.0,),
@@ -18,7 +18,7 @@ SMALL = {
 @pytest.mark.slow
 def test_a_small_one_end_to_end(tmp_path):
     said: list[str] = []
-    run(Configuration(**SMALL), tmp_path, progress=False, say=said.append)
+    run("normalizers", Configuration(**SMALL), tmp_path, progress=False, say=said.append)
     store = load(tmp_path / "result.zarr")
     assert set(store.datasets) == {"risk_0", "risk_1", "gradient_0", "gradient_1", "stable_0"}
     table = next(text for text in said if "Bayes risk" in text)
@@ -29,11 +29,11 @@ def test_a_small_one_end_to_end(tmp_path):
     assert (tmp_path / "normalizers.pdf").stat().st_size > 5000
 
     again: list[str] = []
-    run(Configuration(**SMALL), tmp_path, progress=False, say=again.append)
+    run("normalizers", Configuration(**SMALL), tmp_path, progress=False, say=again.append)
     assert any("loaded, not recomputed" in text for text in again)
     assert table in again
     with pytest.raises(ValueError, match="another configuration"):
-        run(Configuration(**SMALL, seed=1), tmp_path, progress=False, say=again.append)
+        run("normalizers", Configuration(**SMALL, seed=1), tmp_path, progress=False, say=again.append)
 
 
 def test_rates_without_a_bracket_are_told_apart():

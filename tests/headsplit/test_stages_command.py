@@ -197,7 +197,7 @@ def test_another_kind_of_store_is_not_drawn(tmp_path):
     save(tmp_path / "result.zarr", {"theory": xr.Dataset()}, {})
     refused = runner.invoke(app, ["figure", "stages", str(tmp_path)])
     assert refused.exit_code == 2
-    assert "expected a result of `headsplit stages`" in refused.output
+    assert "expected a result of the figure 'stages'" in refused.output
 
 
 def test_defaults_are_in_the_help():

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 from scipy.special import entr
 
 import sim.pretrained.models as module
-from sim.pretrained import GPT2, Bert, load_pretrained, vectors
+from sim.pretrained import GPT2, Bert, load_pretrained, sample_text, vectors
 from sim.pretrained.files import find_folder
 from sim.pretrained.text import read_tokenizer
 from theory import Activation, BayesSoftmax, Softmax, Softmax1
 
 FIXTURES = Path(__file__).parent / "fixtures"
-BOOK = (FIXTURES.parents[1] / "data" / "alice.txt").read_text(encoding="utf-8")
+BOOK = sample_text()
 SMALL = pytest.mark.parametrize("name", ["gpt2", "bert"])
 
 

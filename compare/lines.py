@@ -1,4 +1,4 @@
-"""Folders of stored results: what lies there is found again, refused, or gone on with."""
+"""Results made line by line in a folder: what lies there is found again, refused, or gone on with."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -8,11 +8,19 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from compare.store import differences, load, save
+from sim._driver import interruptible
+
 STORE = "result.zarr"
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """Stopped by the user; the message says what is kept."""
+
+
+def stored_at(place: Path) -> Path:
+    """The store in a folder, or the store itself."""
+    return place if place.suffix == ".zarr" else place / STORE
 
 
 def is_complete(
@@ -35,9 +43,6 @@ def is_complete(
     Raises:
         ValueError: the folder is a file, or holds another configuration.
     """
-    from compare import load
-    from compare.store import differences
-
     there = next((place for place in (folder, *folder.parents) if place.exists()), None)
     if there is not None and not there.is_dir():
         raise ValueError(f"out: expected a folder, {there} is a file")
@@ -105,9 +110,6 @@ def compute_lines(
     Raises:
         Interrupted: Ctrl-C; the lines that are finished are kept.
     """
-    from compare import load, save
-    from sim._driver import interruptible
-
     done = dict(load(path).datasets) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
     queue = [line for line in lines if line.group not in done]
