@@ -19,7 +19,7 @@ BUDGET = 180.0  # seconds a document; about 20 are needed where nothing else run
 # a block of Python and, where the next block is one, the output it shows
 BLOCK = re.compile(r"^```python( slow)?\n(.*?)^```$(?:\n+^```output\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 CITATION = re.compile(r"docs/([\w-]+\.md)((?:[,\s]+(?:and\s+)?§\d+(?:\.\d+)*)*)")
-LINK = re.compile(r"!?\[[^\]]*\]\(([^()\s]*)\)")
+LINK = re.compile(r"!?\[([^\]]*)\]\(([^()\s]*)\)")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 REFERENCE = re.compile(r"^\.\. (?:(currentmodule)|auto\w+):: ([\w.]+)$", re.MULTILINE)
 PUBLIC = ("theory", "theory.limits", "sim", "sim.pretrained", "compare")
@@ -78,7 +78,8 @@ def test_citations_of_documents_resolve():
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name == "docs"], ids=lambda path: path.name)
 def test_sections_named_within_a_document_exist(path):
     text = path.read_text(encoding="utf-8")
-    own = set(SECTION.findall(re.sub(r"[\w-]+\.md §[\d.]+", "", text)))  # not those of another document
+    text = re.sub(r"\[[^\]]*\]\([\w/-]+\.md[^)]*\)|[\w-]+\.md §[\d.]+", "", text)  # not those of another document
+    own = set(SECTION.findall(text))
     assert own <= sections(text)
 
 
@@ -93,7 +94,7 @@ def anchors(path: Path) -> set[str]:
 )
 def test_links_lead_somewhere(path):
     text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", path.read_text(encoding="utf-8")))
-    for target in LINK.findall(text):
+    for words, target in LINK.findall(text):
         parts = urlsplit(target)
         if parts.scheme:
             assert parts.scheme == "https", target
@@ -104,6 +105,8 @@ def test_links_lead_somewhere(path):
         assert other.is_file() or (other.is_dir() and not parts.fragment), target
         if parts.fragment:
             assert parts.fragment in anchors(other), target
+            number = SECTION.fullmatch(words)
+            assert number is None or parts.fragment.startswith(number[1].replace(".", "") + "-"), f"{words}: {target}"
 
 
 def public_names(package: str) -> set[str]:
