@@ -17,6 +17,7 @@ author = "headsplit"
 html_title = "headsplit"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_show_copyright = False
 exclude_patterns = ["_build"]
 
 myst_heading_anchors = 3  # as the links between documents take them
@@ -89,11 +90,11 @@ def plain(app, what, name, obj, options, lines):
         return "\n".join(f"{entry[1]}{own}: {entry[3]}" for own in entry[2].split(", "))
 
     def kept(mark):
-        return mark[0] if mark[0].endswith(".*") else f"\\{mark[0]}"  # *Heads of paragraphs.* stay
+        return mark[0] if mark[0][1:] else f"\\{mark[0]}"  # *Heads of paragraphs.* stay
 
     text = re.sub(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)", each, "\n".join(lines), flags=re.MULTILINE)
     parts = re.split(r"(^ *>>>.*?(?:\n *\n|\Z)|`[^`]*`)", text, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = [re.sub(r"\*[A-Z][a-z ]*\.\*|[|*]|_(?!\w)|(?<=: \w)\.", kept, part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"(?<!\w)\*[A-Z][^*]*\*(?!\w)|[|*]|_(?!\w)|(?<=: \w)\.", kept, part) for part in parts[::2]]
     parts[::2] = [re.sub(r"docs/(model|limits)\.md §(\d+(?:\.\d+)*)", cited, part) for part in parts[::2]]
     lines[:] = "".join(parts).split("\n")
     if what in ("property", "attribute"):
