@@ -114,7 +114,7 @@ def public_names(package: str) -> set[str]:
     return {
         name
         for name, thing in vars(importlib.import_module(package)).items()
-        if not name.startswith("_") and not inspect.ismodule(thing) and name != "annotations"
+        if not name.startswith("_") and not inspect.ismodule(thing)
     }
 
 
