@@ -45,6 +45,8 @@ SOBOL_POINTS = 2**16
 
 # x (A,) -> s and coefficients c (J, M) of M averages E Σ_j c_jm γ_j(u + s)
 Terms = Callable[[Array], tuple[Array, Array]]
+UP = np.asarray([1, 0.5, 0.25, 0.1, 0.03, 0.01, 0.001])  # powers of the moments that bound the window
+DOWN = np.asarray([0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30])
 _CEILING = 5.8  # e^{−e^5.8} = 1e-143: as good as zero, and its products are no denormal numbers
 _CHUNK = 4096  # points whose γ are held at once
 
@@ -73,7 +75,7 @@ class Window(NamedTuple):
     right: Array
 
 
-def _gammas(v: Array, count: int) -> list[Array]:
+def gammas(v: Array, count: int) -> list[Array]:
     """γ_0 … γ_{count−1} at v: γ_j = P_j(e^v) g(v) with P_1 = t, P_{j+1} = t (P_j' − P_j)."""
     t = jnp.exp(jnp.minimum(v, _CEILING))
     g = jnp.exp(-t)
@@ -100,8 +102,8 @@ def tabulate(
     @jax.checkpoint
     def part(total: Array, one: tuple[Array, Array]) -> tuple[Array, None]:
         s, weighted = one
-        gammas = _gammas(u[:, None] + s[None, :], orders + many - 1)
-        found = [jnp.sum(jnp.stack([gammas[k + j] @ weighted[:, j] for j in range(many)]), 0) for k in range(orders)]
+        values = gammas(u[:, None] + s[None, :], orders + many - 1)
+        found = [jnp.sum(jnp.stack([values[k + j] @ weighted[:, j] for j in range(many)]), 0) for k in range(orders)]
         return total + jnp.stack(found), None
 
     start = jnp.zeros((orders, u.shape[0], columns))
@@ -298,31 +300,45 @@ def joint_risk(scores: Scores, biases: Float[Array, " H"], grid: Grid) -> Float[
     return risk(tables, miss, du, others)
 
 
-def window(
-    noise: tuple[Array, Array], signal: tuple[Array, Array] | None, others: Array, tail: float | Array
-) -> Window:
-    """Window of the integrand for s with weights (…, N): by 1 − g(v) ≤ e^{av} (0 < a ≤ 1), g(v) ≤ (a/e)^a e^{−av}.
+class Moments(NamedTuple):
+    """Of a law of s: log E e^{as} for the a of `UP`, log E e^{−as} for those of `DOWN`, and E s e^s/E e^s."""
 
-    Without the law of token ε only the other tokens bound it on the right.
-    """
+    up: Array
+    down: Array
+    centre: Array
+
+    @classmethod
+    def of(cls, s: Array, weight: Array) -> "Moments":
+        """From values and weights (…, N)."""
+        tilted = weight * jnp.exp(s - jnp.max(s))
+        return cls(_log_moments(UP, s, weight), _log_moments(-DOWN, s, weight), jnp.sum(tilted * s) / jnp.sum(tilted))
+
+
+def _log_moments(powers: np.ndarray, s: Array, weight: Array) -> Array:
+    """log E e^{as} for each power a."""
+    return jax.lax.map(lambda one: logsumexp(one * s, b=weight), powers)
+
+
+def window(noise: tuple[Array, Array], signal: tuple[Array, Array], others: Array, tail: float | Array) -> Window:
+    """Window of the integrand for s with weights (…, N), of another token and of token ε."""
     noise, signal = jax.lax.stop_gradient((noise, signal))
+    return bounded(Moments.of(*noise), _log_moments(-DOWN, *signal), others, tail)
+
+
+def bounded(noise: Moments, signal: Array | None, others: Array, tail: float | Array) -> Window:
+    """Window of the integrand: by 1 − g(v) ≤ e^{av} (0 < a ≤ 1), g(v) ≤ (a/e)^a e^{−av}.
+
+    Without the moments (of `DOWN`) of token ε only the other tokens bound it on the right.
+    """
     log_tail = jnp.log(1 / tail)
     log_rare, log_edge = log_tail + jnp.log(others), log_tail + EDGE
-
-    def moment(a: Array, law: tuple[Array, Array]) -> Array:
-        """log E e^{as} for each a."""
-        return jax.lax.map(lambda one: logsumexp(one * law[0], b=law[1]), a)
-
-    up, down = jnp.asarray([1, 0.5, 0.25, 0.1, 0.03, 0.01, 0.001]), jnp.asarray([0.001, 0.01, 0.1, 0.3, 1, 3, 10, 30])
-    left = jnp.max((-log_rare - moment(up, noise)) / up)
-    bound = down * (jnp.log(down) - 1)
-    right = jnp.min((bound + moment(-down, noise) + log_edge / others) / down)
+    left = jnp.max((-log_rare - noise.up) / UP)
+    bound = DOWN * (jnp.log(DOWN) - 1)
+    right = jnp.min((bound + noise.down + log_edge / others) / DOWN)
     if signal is not None:
-        right = jnp.minimum(right, jnp.min((bound + moment(-down, signal) + log_edge) / down))
+        right = jnp.minimum(right, jnp.min((bound + signal + log_edge) / DOWN))
     right = jnp.maximum(right, left + 4)
-    s, w = noise
-    tilted = w * jnp.exp(s - jnp.max(s))
-    bend = jnp.minimum(-jnp.sum(tilted * s) / jnp.sum(tilted), right - 3.5)
+    bend = jnp.minimum(-noise.centre, right - 3.5)
     return Window(left, jnp.maximum(bend, left), right)
 
 

@@ -1,5 +1,6 @@
 """Nodes of the integrals: in the integration variable u of a normalizer, and for averages over Gaussian vectors."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,12 @@ def rounded_count(count: float) -> int:
     return int(np.ceil(count / step) * step)
 
 
+def rounded_up(count: Array) -> Array:
+    """The same for a traced number."""
+    step = jnp.maximum(8.0, 2.0 ** (jnp.ceil(jnp.log2(jnp.maximum(count, 1.0))) - 3))
+    return (jnp.ceil(count / step) * step).astype(int)
+
+
 def half_again(count: int) -> int:
     """Half as many nodes again, for the refinement that estimates an error; one node stays one."""
     return count if count == 1 else -(-3 * count // 2)
@@ -42,9 +49,15 @@ def bent_span(left: Array, bend: Array, right: Array) -> Array:
 
 def bent_nodes(left: Array, bend: Array, right: Array, count: int) -> tuple[Array, Array]:
     """Nodes u and weights du (..., count), uniform in t: a left tail e^u decays doubly exponentially in t."""
-    first, last = inverse_bend(bend - left)[..., None], inverse_bend(bend - right)[..., None]
-    t = first + (last - first) * jnp.linspace(0, 1, count).reshape((1,) * bend.ndim + (-1,))
-    return bend[..., None] + t - jnp.exp(-t), (last - first) / (count - 1) * (1 + jnp.exp(-t))
+    at = jnp.linspace(0, 1, count).reshape((1,) * bend.ndim + (-1,))
+    return bent_nodes_at(left[..., None], bend[..., None], right[..., None], at, count)
+
+
+def bent_nodes_at(left: Array, bend: Array, right: Array, at: Array, count: Any) -> tuple[Array, Array]:
+    """Those of `count` nodes that lie at these fractions of [left, right] in t."""
+    first, last = inverse_bend(bend - left), inverse_bend(bend - right)
+    t = first + (last - first) * at
+    return bend + t - jnp.exp(-t), (last - first) / (count - 1) * (1 + jnp.exp(-t))
 
 
 class Points(NamedTuple):
@@ -81,24 +94,30 @@ def _least_trapezoid(log_tail: float) -> int:
     return int(np.ceil(2 * log_tail / np.pi)) + 1
 
 
-def _axis(count: int, log_tail: float) -> tuple[np.ndarray, np.ndarray]:
+def is_wide(count: int, log_tail: float) -> bool:
+    """Whether an axis with so many nodes is taken by the trapezoid rule."""
+    return count >= _least_trapezoid(log_tail)
+
+
+@cache
+def axis_rule(count: int, log_tail: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of one axis."""
-    if count < _least_trapezoid(log_tail):
-        z, weight = hermegauss(count)
-    else:
+    if is_wide(count, log_tail):
         z = np.linspace(-1, 1, count) * np.sqrt(2 * log_tail)
         weight = np.exp(-(z**2) / 2)
+    else:
+        z, weight = hermegauss(count)
     return z, weight / weight.sum()
 
 
 def tensor_points(counts: tuple[int, ...], log_tail: float) -> Points:
     """The product of one rule per axis, without the corners whose weight is below the tail."""
-    axes = [_axis(count, log_tail) for count in counts]
+    axes = [axis_rule(count, log_tail) for count in counts]
     z = np.stack([a.reshape(-1) for a in np.meshgrid(*(axis[0] for axis in axes), indexing="ij")])
     weight = np.ones(1)
     for axis in axes:
         weight = np.multiply.outer(weight, axis[1]).reshape(-1)
-    wide = [j for j, count in enumerate(counts) if count >= _least_trapezoid(log_tail)]
+    wide = [j for j, count in enumerate(counts) if is_wide(count, log_tail)]
     # how many are kept must not hang on the rounding of the ends, which lie on the edge: code is compiled for a number
     kept = np.sum(z[wide] ** 2, axis=0) <= 2 * log_tail * (1 + 1e-9)
     return Points(z[:, kept], weight[kept] / weight[kept].sum())
@@ -106,7 +125,7 @@ def tensor_points(counts: tuple[int, ...], log_tail: float) -> Points:
 
 def tensor_size(counts: tuple[int, ...], log_tail: float) -> float:
     """About how many points `tensor_points` keeps: a ball of the wide axes."""
-    wide = sum(count >= _least_trapezoid(log_tail) for count in counts)
+    wide = sum(is_wide(count, log_tail) for count in counts)
     return float(np.prod(np.asarray(counts, float)) * (np.sqrt(np.pi) / 2) ** wide / gamma(wide / 2 + 1))
 
 

@@ -16,14 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
 from theory._each import each, finite, first
-from theory._nodes import EDGE, bent_nodes
+from theory._nodes import EDGE, axis_count, bent_nodes, rounded_up, tensor_size
+from theory._products import Rules, capacity, laid_out, moments
+from theory._products import integrated as streamed
 from theory.activation import BayesSoftmax
-from theory.fit import fit_points, log_rare, of_one_length, points_grid
+from theory.fit import MOST_NEEDED, check_rounding, fit_points, log_rare, of_one_length, points_grid
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
 from theory.risk import GUARD, SCRAMBLES, refused_if
@@ -73,13 +75,19 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
 def each_bayes_risk(
     tasks: SingleLocation, method: Method | None = None
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Bayes risks and errors of many tasks (NumPy arrays with a leading axis), counts fitted to the hardest of them.
+    """Bayes risks and errors of many tasks (NumPy arrays with a leading axis), counts fitted to each of them.
 
     NaN where a number is not finite, or where the prior is too sharp for any number of points.
     """
     method = Quadrature(1e-6) if method is None else method
-    found = np.full((2, len(tasks.snr)), np.nan)
-    for fitted, own in _fit_each(method, tasks, finite(tasks)):
+    found, left = np.full((2, len(tasks.snr)), np.nan), finite(tasks)
+    if isinstance(method, Quadrature) and left.any():
+        counts, log_tails, own = _product_counts(method, tasks, left)
+        if own.any():
+            rules = [make(counts, log_tails, method.tail, method.nodes) for make in (Rules.of, Rules.refined)]
+            found = np.stack(each(_risk_streamed, (tasks, Rules.together(*rules)), own, capacity(rules[1].count[own])))
+        left = left & ~own
+    for fitted, own in _fit_each(method, tasks, left) if left.any() else ():
         for chosen in of_one_length(tasks, own):
             if isinstance(fitted, MonteCarlo):
                 evaluate, shared = _sampled_at, (int(tasks.length[chosen][0]), fitted)
@@ -152,6 +160,24 @@ def _axes(task: SingleLocation) -> Float[Array, "F F"]:
     return jnp.linalg.eigh(jax.lax.stop_gradient(moment))[1]
 
 
+def _even(task: SingleLocation, axes: Float[Array, "F F"]) -> Bool[Array, " F"]:
+    """Along which axes w is even for certain: those of a feature whose sign the prior does not know."""
+    weights, means, covariances = task.prior.weights, task.prior.means, task.prior.covariances
+
+    def mass(means: Array, covariances: Array) -> Array:
+        """Of components with each of these means and covariances."""
+        same = jnp.all(means[:, None] == task.prior.means[None], axis=-1)
+        same &= jnp.all(covariances[:, None] == task.prior.covariances[None], axis=(-1, -2))
+        return jnp.where(same, weights[None], 0.0).sum(axis=1)
+
+    def unknown(sign: Array) -> Array:
+        reflected = mass(sign[None] * means, (sign[:, None] * sign[None])[None] * covariances)
+        return jnp.all(jnp.abs(reflected - mass(means, covariances)) <= 1e-15)
+
+    signs = jax.lax.map(unknown, 1.0 - 2.0 * jnp.eye(task.features))
+    return jnp.any((jnp.abs(axes) == 1) & signs[:, None], axis=0)
+
+
 def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
     each = _TRACED_AXES.get(task.features, _TRACED_AXES[3])
     return points_grid(
@@ -187,6 +213,46 @@ def _with_points(grid: _joint.Grid, tasks: SingleLocation, changed: Callable[[An
 
 def _need_at(task: SingleLocation, grid: _joint.Grid) -> Array:
     return _need(task, grid)
+
+
+def _product_counts(
+    method: Quadrature, tasks: SingleLocation, chosen: Bool[np.ndarray, " N"]
+) -> tuple[Int[np.ndarray, "N A"], Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """Nodes on each axis, the log of the inverse weight at which they end, and which tasks a product is small for."""
+    check_rounding(method, tasks, chosen)
+    log_tails = log_rare(method.tail, tasks.length)
+    if method.points is not None:
+        given = method.points if isinstance(method.points, tuple) else (0,) * tasks.prior.features
+        return np.tile(given, (len(chosen), 1)), log_tails, chosen & isinstance(method.points, tuple)
+    spreads = each(_spreads_at, (tasks, log_tails), chosen, None)
+    counts = np.ones(spreads.shape, int)
+    own = chosen & np.isfinite(spreads).all(1)
+    for i in np.flatnonzero(own):
+        counts[i] = [axis_count(spread, log_tails[i]) for spread in spreads[i]]
+        own[i] = tensor_size(tuple(counts[i].tolist()), log_tails[i]) <= _joint.MOST_POINTS
+    counts[~own] = 1
+    return counts, log_tails, own
+
+
+def _risk_streamed(point: tuple[SingleLocation, Rules], room: int) -> tuple[Array, Array]:
+    """The risk on the first of two products of rules, and its error by the second."""
+    task, rules = point
+    others, ratio, axes = jnp.asarray(task.length, jnp.float64) - 1, _Ratio.of(task), _axes(task)
+    even = _even(task, axes)
+
+    def on(before: Array, rule: Rules) -> tuple[Array, tuple[Array, ...]]:
+        laid = laid_out(lambda z: ratio.log(axes @ z), rule, even, room)
+        place = _windowed(moments(laid), others, rule.tail)
+        needed = _joint.needed_nodes(place, others, rule.tail)
+        own = jnp.where(rule.nodes > 0, rule.nodes, rounded_up(needed + 6))
+        count = jnp.where(before > 0, -(-3 * before // 2), own)
+        risks = streamed(laid, place, count, lambda u, du, tables: _forms(u, du, tables, others))
+        return count, (*risks, jnp.where(rule.nodes > 0, 0.0, needed))
+
+    _, (form, other, needed) = jax.lax.scan(on, jnp.zeros((), int), rules)
+    error = jnp.abs(form[0] - other[0]) + jnp.abs(form[0] - form[1])
+    wide = jnp.where(needed[0] > MOST_NEEDED, jnp.nan, 0.0)
+    return form[0] + wide, error + wide
 
 
 def _spreads_at(point: tuple[SingleLocation, Array], shared: None) -> Array:
@@ -237,10 +303,16 @@ def _laid_out(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array, _j
     points = _joint.standard_points(grid, task.features, "feature")
     others = jnp.asarray(task.length, jnp.float64) - 1
     s, weight = _Ratio.of(task).log(_axes(task) @ jnp.asarray(points.z)), jnp.asarray(points.weight)
-    place = _joint.window((s, weight), None, others, grid.tail)
-    left = -jnp.log(others / grid.tail)
-    right = jnp.minimum(place.right, jnp.log(1 / grid.tail) + EDGE)
-    return s, weight, _joint.Window(left, jnp.clip(place.bend, left, right - 3.5), right)
+    moments = _joint.Moments.of(*jax.lax.stop_gradient((s, weight)))
+    return s, weight, _windowed(moments, others, grid.tail)
+
+
+def _windowed(noise: _joint.Moments, others: Array, tail: float | Array) -> _joint.Window:
+    """The window for the law of s of a token without signal."""
+    place = _joint.bounded(noise, None, others, tail)
+    left = -jnp.log(others / tail)
+    right = jnp.minimum(place.right, jnp.log(1 / tail) + EDGE)
+    return _joint.Window(left, jnp.clip(place.bend, left, right - 3.5), right)
 
 
 @eqx.filter_jit
@@ -249,7 +321,11 @@ def _integrated(task: SingleLocation, grid: _joint.Grid) -> tuple[Array, Array]:
     s, weight, place = _laid_out(task, grid)
     others = jnp.asarray(task.length, jnp.float64) - 1
     u, du = bent_nodes(*place, grid.nodes)
-    tables = _joint.tabulate(s, weight[:, None, None], 3, u)[:, 0]
+    return _forms(u, du, _joint.tabulate(s, weight[:, None, None], 3, u)[:, 0], others)
+
+
+def _forms(u: Array, du: Array, tables: Float[Array, "3 U"], others: Array) -> tuple[Array, Array]:
+    """The two integrals over nodes u of weight du."""
     miss, g1, _ = tables
     signal = jnp.exp(-u) * g1  # E_ε g
     form = others * jnp.sum(du * signal * g1 * jnp.exp((others - 1) * jnp.log1p(-jnp.minimum(miss, 1 - 1e-13))))
