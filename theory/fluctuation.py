@@ -53,7 +53,8 @@ class Fluctuations(eqx.Module):
         propagators: (..., T−1, N, N) what a deviation at a record has become at the next one, but for new noise.
         error: relative error of the standard deviations from the spacing of the records (largest change when every
             second one is left out, over the largest deviation of that coordinate).
-        heads, features: H, F.
+        heads: H.
+        features: F.
         trained: (name, size) of the trained leaves.
         dim: D.
         step_size: η/B.
