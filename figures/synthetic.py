@@ -1,0 +1,43 @@
+"""What the figures of the limits look at: rows and vectors drawn at random, and the heads of the packaged encoder."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from sim.pretrained import Attention, Transformer, load_pretrained, sample_text
+
+ISOTROPIC, SHIFTED, ENCODER = "isotropic", "shifted", "encoder"
+SYNTHETIC = (ISOTROPIC, SHIFTED)
+KINDS = (*SYNTHETIC, ENCODER)
+TITLES = {ISOTROPIC: "isotropic x", SHIFTED: "x with a common mean", ENCODER: "MiniLM's heads"}
+
+
+class Encoder(NamedTuple):
+    """The packaged encoder, and its attention on the sample text, cut to its window."""
+
+    model: Transformer
+    text: str
+    attention: Attention
+
+    @classmethod
+    def load(cls) -> "Encoder":
+        """Reads and runs it.
+
+        Raises:
+            ImportError: saying what to install.
+        """
+        model, text = load_pretrained(), sample_text()
+        return cls(model, text, model(model.tokenize(text, truncate=True), logits=True))
+
+
+def unit_vectors(key: Any, shape: tuple[int, ...], shift: float) -> Float[Array, "..."]:
+    """Normal vectors (..., d), `shift` added to each component, then normalized (docs/limits.md §4, the plateau)."""
+    x = jax.random.normal(key, shape, jnp.float64) + shift
+    return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def normal_logits(key: Any, shape: tuple[int, ...], spread: Any) -> Float[Array, "..."]:
+    """Logits N(0, spread²), rows last; `spread` broadcasts."""
+    return spread * jax.random.normal(key, shape, jnp.float64)
