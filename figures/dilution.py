@@ -17,6 +17,7 @@ from compare import Store
 from compare.lines import Line
 from figures.normalizers import short
 from figures.style import DOUBLE, look, simulation_points, style, theory_line
+from figures.synthetic import described
 from theory import Activation, ScalableSoftmax, Sigmoid, Softmax
 from theory.limits import softmax_weight_bounds
 from theory.names import parse_activation
@@ -68,10 +69,10 @@ def _bounded(c: Configuration) -> xr.Dataset:
         "sharp": (np.asarray(softmax_weight_bounds(lengths, spreads)[1]), "sharp bound"),
         "printed": (np.asarray(softmax_weight_bounds(lengths, spreads, form="printed")[1]), "printed bound"),
     }
-    data = xr.Dataset({name: (dims, values, _attrs(text)) for name, (values, text) in named.items()})
+    data = xr.Dataset({name: (dims, values, described(text)) for name, (values, text) in named.items()})
     return data.assign_coords(
-        spread=("spread", list(c.spreads), _attrs("bound Δ/T on logits")),
-        length=("length", list(c.lengths), _attrs("tokens L", "tokens")),
+        spread=("spread", list(c.spreads), described("bound Δ/T on logits")),
+        length=("length", list(c.lengths), described("tokens L", "tokens")),
     )
 
 
@@ -89,10 +90,10 @@ def _among_noise(c: Configuration, name: str) -> xr.Dataset:
         "error": (weights.std(axis=1, ddof=1) / np.sqrt(c.draws), "its standard error"),
         "expected": (_expected(activation, c.lengths, c.logit), "its expectation (NaN: not known)"),
     }
-    data = xr.Dataset({key: (dims, values[None], _attrs(text)) for key, (values, text) in named.items()})
+    data = xr.Dataset({key: (dims, values[None], described(text)) for key, (values, text) in named.items()})
     return data.assign_coords(
-        activation=("activation", [activation.name], _attrs("normalizer")),
-        length=("length", list(c.lengths), _attrs("tokens L", "tokens")),
+        activation=("activation", [activation.name], described("normalizer")),
+        length=("length", list(c.lengths), described("tokens L", "tokens")),
     )
 
 
@@ -232,7 +233,3 @@ def _axes(ax: Axes, lengths: np.ndarray) -> None:
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(numticks=12))
     ax.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _attrs(text: str, units: str = "1") -> dict[str, str]:
-    return {"long_name": text, "units": units}

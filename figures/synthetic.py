@@ -41,3 +41,8 @@ def unit_vectors(key: Any, shape: tuple[int, ...], shift: float) -> Float[Array,
 def normal_logits(key: Any, shape: tuple[int, ...], spread: Any) -> Float[Array, "..."]:
     """Logits N(0, spread²), rows last; `spread` broadcasts."""
     return spread * jax.random.normal(key, shape, jnp.float64)
+
+
+def described(text: str, units: str = "1") -> dict[str, str]:
+    """Attributes of a labelled variable."""
+    return {"long_name": text, "units": units}
