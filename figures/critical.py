@@ -20,7 +20,7 @@ from compare.attention import critical_against_length
 from compare.lines import Line
 from figures.attention import REPORTED_RATIO
 from figures.style import DOUBLE, look, simulation_points, style, theory_line
-from figures.synthetic import ENCODER, Encoder, normal_logits, unit_vectors
+from figures.synthetic import ENCODER, Encoder, described, normal_logits, unit_vectors
 from theory._checks import invalid
 from theory.limits import critical_count, ks_p_value
 
@@ -54,7 +54,7 @@ SMALL, FULL = Configuration(), Configuration(queries=64, draws=16, rows=512)
 
 def lines(c: Configuration) -> Iterator[Line]:
     """The encoder, with both expectations, and heads made at random with vectors of each shift."""
-    encoder = Encoder.load()
+    encoder = Encoder.load(max(c.lengths))
     options: dict[str, Any] = {"lengths": c.lengths, "level": c.level, "rows": c.rows, "truncate": True}
     search = partial(critical_against_length, encoder.model, encoder.text, progress=False, **options)
     yield Line(ENCODER, "critical N, encoder", search)
@@ -78,21 +78,19 @@ def _synthetic(c: Configuration, index: int) -> xr.Dataset:
             found[draw, place] = np.nan if one.count is None else one.count
             if found is counts and length == max(c.lengths):
                 statistic[draw, : len(one.statistic)] = one.statistic
-    both, tokens = ("draw", "length"), {"units": "tokens"}
+    both = ("draw", "length")
     data = xr.Dataset(
         {
-            "critical_count": (both, counts, {"long_name": f"critical N, d = {c.dim}", **tokens}),
-            "limit": (both, limit, {"long_name": "critical N, d → ∞", **tokens}),
+            "critical_count": (both, counts, described(f"critical N, d = {c.dim}", "tokens")),
+            "limit": (both, limit, described("critical N, d → ∞", "tokens")),
             "statistic": (
-                ("draw", "selected"),
-                statistic,
-                {"long_name": "Kolmogorov–Smirnov statistic at the largest L", "units": "1"},
+                ("draw", "selected"), statistic, described("Kolmogorov–Smirnov statistic at the largest L"),
             ),
         }
-    )
+    )  # fmt: skip
     return data.assign_coords(
-        length=("length", list(c.lengths), {"long_name": "tokens L", **tokens}),
-        selected=("selected", np.arange(1, max(c.lengths)), {"long_name": "selected tokens N", **tokens}),
+        length=("length", list(c.lengths), described("tokens L", "tokens")),
+        selected=("selected", np.arange(1, max(c.lengths)), described("selected tokens N", "tokens")),
     )
 
 

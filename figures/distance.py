@@ -20,7 +20,17 @@ from compare.attention import distance_against_length, distance_against_selected
 from compare.lines import Line
 from figures.attention import EXPECTED, MEASURED, PRINTED, SHARP
 from figures.style import COLOURS, DOUBLE, style
-from figures.synthetic import ENCODER, ISOTROPIC, KINDS, SYNTHETIC, TITLES, Encoder, normal_logits, unit_vectors
+from figures.synthetic import (
+    ENCODER,
+    ISOTROPIC,
+    KINDS,
+    SYNTHETIC,
+    TITLES,
+    Encoder,
+    described,
+    normal_logits,
+    unit_vectors,
+)
 from theory._checks import invalid
 from theory.limits import distance_bound, distances, expected_distance
 
@@ -68,7 +78,7 @@ SMALL, FULL = Configuration(), Configuration(draws=128, queries=64, rows=512)
 
 def lines(c: Configuration) -> Iterator[Line]:
     """Both kinds of vectors and the encoder, against L and against N."""
-    encoder = Encoder.load()
+    encoder = Encoder.load(max(c.lengths))
     shared: dict[str, Any] = {"rows": c.rows, "progress": False}
     options: dict[str, Any] = {"selected": c.selected, "lengths": c.lengths, "truncate": True, **shared}
     against_length = partial(distance_against_length, encoder.model, encoder.text, **options)
@@ -114,11 +124,8 @@ def _measured(c: Configuration, kind: str, length: int, counts: tuple[int, ...])
 
 def _labelled(variables: dict[str, np.ndarray], x: str, places: tuple[int, ...], text: str) -> xr.Dataset:
     units = {name: "1" if name == "selected_weight" else "norm of x" for name in NAMES}
-    data = {
-        name: (("draw", x), values, {"long_name": NAMES[name], "units": units[name]})
-        for name, values in variables.items()
-    }
-    return xr.Dataset(data).assign_coords({x: (x, list(places), {"long_name": text, "units": "tokens"})})
+    data = {name: (("draw", x), values, described(NAMES[name], units[name])) for name, values in variables.items()}
+    return xr.Dataset(data).assign_coords({x: (x, list(places), described(text, "tokens"))})
 
 
 def draw(store: Store) -> Figure:

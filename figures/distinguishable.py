@@ -20,7 +20,17 @@ from compare.attention import separability_against_selected
 from compare.lines import Line
 from figures.attention import PLATEAU
 from figures.style import COLOURS, DOUBLE, NOISE, look, simulation_points, style, theory_line
-from figures.synthetic import ENCODER, ISOTROPIC, KINDS, SYNTHETIC, TITLES, Encoder, normal_logits, unit_vectors
+from figures.synthetic import (
+    ENCODER,
+    ISOTROPIC,
+    KINDS,
+    SYNTHETIC,
+    TITLES,
+    Encoder,
+    described,
+    normal_logits,
+    unit_vectors,
+)
 from theory._checks import invalid
 from theory.limits import separability, separability_bounds
 
@@ -63,7 +73,7 @@ SMALL, FULL = Configuration(), Configuration(draws=256, queries=32, rows=512)
 
 def lines(c: Configuration) -> Iterator[Line]:
     """The encoder, and both kinds of vectors."""
-    encoder = Encoder.load()
+    encoder = Encoder.load(c.length)
     options: dict[str, Any] = {"counts": c.counts, "rows": c.rows, "progress": False}
     yield Line(ENCODER, "N_s/N, encoder", partial(separability_against_selected, encoder.attention, **options))
     for kind in SYNTHETIC:
@@ -89,13 +99,13 @@ def _synthetic(c: Configuration, kind: str) -> xr.Dataset:
         name: (
             ("spread", "draw", "selected"),
             np.stack(columns),
-            {"long_name": NAMES[name], "units": "norm of x" if name == "radius" else "1"},
+            described(NAMES[name], "norm of x" if name == "radius" else "1"),
         )
         for name, columns in zip(NAMES, zip(*parts, strict=True), strict=True)
     }
     return xr.Dataset(variables).assign_coords(
-        spread=("spread", list(c.spreads), {"long_name": "standard deviation of logits", "units": "1"}),
-        selected=("selected", list(c.counts), {"long_name": "selected tokens N", "units": "tokens"}),
+        spread=("spread", list(c.spreads), described("standard deviation of logits")),
+        selected=("selected", list(c.counts), described("selected tokens N", "tokens")),
     )
 
 

@@ -41,9 +41,10 @@ class Configuration:
 
     temperatures: tuple[float, ...] = (0.01, 0.0316, 0.1, 0.316, 1.0, 3.16, 10.0, 31.6)
     sizes: tuple[float, ...] = (1e-3, 0.1, 10.0)  # ε of finite steps
-    length: int = 256
+    length: int = 512
     spread: float = 3.0  # standard deviation of random logits
     random_rows: int = 2048
+    directions: int = 8  # of each
     rows: int = 64  # query rows of the encoder
     seed: int = 0
 
@@ -53,7 +54,7 @@ SMALL, FULL = Configuration(), Configuration(random_rows=2**15, rows=512)
 
 def lines(c: Configuration) -> Iterator[Line]:
     """The encoder's logits, and random ones."""
-    encoder = Encoder.load()
+    encoder = Encoder.load(c.length)
     options: dict[str, Any] = {"temperatures": c.temperatures, "sizes": c.sizes, "rows": c.rows, "progress": False}
     options["key"] = jax.random.fold_in(jax.random.key(c.seed), 0)
     yield Line(ENCODER, "gradients, encoder", partial(gradient_against_temperature, encoder.attention, **options))
@@ -66,6 +67,7 @@ def _random(c: Configuration) -> xr.Dataset:
     logits = normal_logits(keys[0], (c.random_rows, c.length), c.spread)
     shape = (len(c.temperatures), c.random_rows)
     norm, root_mean_square, steps = np.empty(shape), np.empty(shape), np.empty((*shape, len(c.sizes)))
+    largest = np.empty((len(c.temperatures), len(c.sizes)))
     for i, temperature in enumerate(c.temperatures):
         activation = Softmax(temperature)
         weights = activation(logits)
@@ -75,12 +77,14 @@ def _random(c: Configuration) -> xr.Dataset:
         frobenius = jnp.sqrt(jnp.maximum(square, 0)) / temperature  # rounding may take it below 0
         root_mean_square[i] = frobenius / np.sqrt(c.length)
         for j, size in enumerate(c.sizes):
-            steps[i, :, j] = directional_gradient(activation, logits, size, key=keys[1])[0]
+            found = np.asarray(directional_gradient(activation, logits, size, key=keys[1], directions=c.directions))
+            steps[i, :, j], largest[i, j] = np.sqrt(np.mean(found**2, axis=0)), found.max()
     rows, t, e = ("temperature", "row"), np.array(c.temperatures), np.array(c.sizes)
     named = {
         "norm": (rows, norm, "spectral norm of the softmax Jacobian"),
         "root_mean_square": (rows, root_mean_square, "‖J‖_F/√L, root mean square of ‖Jv‖ over directions v"),
-        "gradient": ((*rows, "size"), steps, "‖α(l+εv)−α(l)‖/ε, random direction"),
+        "gradient": ((*rows, "size"), steps, "‖α(l+εv)−α(l)‖/ε, root mean square over directions"),
+        "largest": (("temperature", "size"), largest, "‖α(l+εv)−α(l)‖/ε, largest of all rows and directions"),
         "norm_bound": (rows[:1], np.asarray(softmax_jacobian_bound(t)), "bound 1/(2T) on the spectral norm"),
         "bound_printed": (
             rows[:1], np.asarray(softmax_jacobian_bound(t, form="printed")), "printed bound min{1/(4T), √2} (false)",
@@ -165,7 +169,7 @@ def finite_steps(ax: Axes, data: xr.Dataset, encoder: xr.Dataset) -> list:
         own = {"color": look(i + STEPS)["color"], "linestyle": "", "markersize": 4.2 - 0.8 * i}
         bound = data["gradient_bound"].isel(size=i)
         artists += theory_line(ax, t, bound, i + STEPS, linestyle="-", label=f"ε = {size:g}")
-        artists += ax.plot(t, data["gradient"].isel(size=i).max("row"), marker="o", markerfacecolor="white", **own)
+        artists += ax.plot(t, data["largest"].isel(size=i), marker="o", markerfacecolor="white", **own)
         artists += ax.plot(t, encoder["gradient"].isel(size=i).max(HEADS), marker="v", **own)
     _axes(ax)
     ax.set_ylabel("‖α(l+εv) − α(l)‖/ε")

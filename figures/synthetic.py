@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sim.pretrained import Attention, Transformer, load_pretrained, sample_text
+from theory._checks import invalid
 
 ISOTROPIC, SHIFTED, ENCODER = "isotropic", "shifted", "encoder"
 SYNTHETIC = (ISOTROPIC, SHIFTED)
@@ -15,21 +16,25 @@ TITLES = {ISOTROPIC: "isotropic x", SHIFTED: "x with a common mean", ENCODER: "M
 
 
 class Encoder(NamedTuple):
-    """The packaged encoder, and its attention on the sample text, cut to its window."""
+    """The packaged encoder, and its attention on the beginning of the sample text."""
 
     model: Transformer
     text: str
     attention: Attention
 
     @classmethod
-    def load(cls) -> "Encoder":
-        """Reads and runs it.
+    def load(cls, length: int) -> "Encoder":
+        """Reads it and runs it on L tokens.
 
         Raises:
             ImportError: saying what to install.
+            ValueError: more tokens than it can take.
         """
         model, text = load_pretrained(), sample_text()
-        return cls(model, text, model(model.tokenize(text, truncate=True), logits=True))
+        if length > model.window:
+            raise invalid("length", f"at most the {model.window} tokens of the encoder", length)
+        tokens = model.tokenizer.encode(text, window=length, truncate=True)
+        return cls(model, text, model(tokens, logits=True))
 
 
 def unit_vectors(key: Any, shape: tuple[int, ...], shift: float) -> Float[Array, "..."]:
