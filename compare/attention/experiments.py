@@ -184,7 +184,8 @@ def critical_against_length(
         **{name: (("length", "selected"), values) for name, values in curves.items()},
     }
     coords = {"layer": np.arange(model.layers), "length": sizes, "selected": np.arange(1, most + 1)}
-    return labelled(variables, coords, {**attrs, "level": level, "form": form, "truncate": truncate})
+    test = {"level": level, "form": form, "least_heads": found[0].least_heads}
+    return labelled(variables, coords, {**attrs, **test, "truncate": truncate})
 
 
 def separability_against_selected(

@@ -58,7 +58,8 @@ def attention_report(
         distance_bound_printed, expected, expected_error, expected_printed, distance_per_token, context_norm,
         selected_weight, distinguishable (N_s/N), radius, saturated (N_s/N ≥ 0.7; False for N < 16, where that is
         common), jacobian_norm, jacobian_bound. With `critical`: critical_count of all heads, layer_critical_count
-        (layer); NaN where the test sees a difference at every N, or too few heads (5 are the least at level 0.01).
+        (layer); NaN where the test sees a difference at every N, or heads are fewer than the attribute `least_heads`,
+        which never differ (5 are the least at level 0.01).
 
     Raises:
         ValueError: naming the option that is wrong, what was expected and what came.
@@ -84,8 +85,8 @@ def attention_report(
     variables["saturated"] = (both, saturated)
     attrs = {**sample.attrs, "selected": selected, "averaged_rows": sample.averaged(counts)[0]}
     if critical:
-        attrs |= {"level": level, "form": form}
         curve = search(sample, level=level, form=form, progress=progress)
+        attrs |= {"level": level, "form": form, "least_heads": curve.least_heads}
         variables |= {"critical_count": ((), curve.critical), "layer_critical_count": (both[:1], curve.layers)}
     return labelled(variables, places(sample), attrs)
 

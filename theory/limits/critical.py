@@ -1,5 +1,6 @@
 """The critical number of selected tokens: where measured and expected distances cease to differ (docs/limits.md §3)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -206,7 +207,7 @@ def critical_count(
         raise invalid("weights", "shape (heads, Q, L), or more axes of heads", f"shape {np.shape(weights)}")
     length = np.shape(weights)[-1]
     heads = int(np.prod(np.shape(weights)[:-2]))
-    if ks_p_value(1.0, heads, heads) >= level:
+    if heads < least_heads(level):
         raise invalid("weights", f"more heads: samples of {heads} never differ at level {level}", np.shape(weights))
     last = length - 1
     if count == "own" and where is not None:
@@ -232,6 +233,11 @@ def critical_count(
         statistic,
         p_value,
     )
+
+
+def least_heads(level: float) -> int:
+    """The fewest heads whose samples can differ at the level: two of n that do not overlap have p = 2/C(2n, n)."""
+    return next(heads for heads in itertools.count(1) if ks_p_value(1.0, heads, heads) < level)
 
 
 def until_alike(
