@@ -271,7 +271,8 @@ def _lengths(model: Any, text: str, lengths: Any, truncate: bool) -> list[int]:
     if lengths is None:
         powers = (SHORTEST << i for i in range(whole_length.bit_length()))
         return [*(length for length in powers if length < whole_length), whole_length]
-    listed = [whole("lengths", length, 2) for length in lengths]
+    least = max(2, model.tokenizer.marks + 1)  # a token beside the marks
+    listed = [whole("lengths", length, least) for length in lengths]
     if not listed or any(b <= a for a, b in pairwise(listed)) or listed[-1] > whole_length:
         raise invalid("lengths", f"increasing numbers up to the text's {whole_length} tokens", listed)
     return listed
