@@ -117,7 +117,8 @@ def mean_distances(
     """d̃ of the N largest weights and its expectation for every N up to `upto`, averaged over query rows.
 
     One pass over N adds one token at a time to ‖s‖² and s·x_i through x_i·x_j: as costly as a few N by matrix products.
-    Rounding is relative to (Σ α_j‖x_j‖)²: where ‖s‖ is far below that, float64 is safer. New `upto` recompile nothing.
+    A squared distance has an error below (N+d+4) ε S², S and ε as in `distances`: where ‖s‖ is far below S, float64 is
+    safer. New `upto` recompile nothing.
 
     Args:
         weights: α, (*lead, Q, L).

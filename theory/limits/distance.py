@@ -47,9 +47,10 @@ def distances(
 ) -> Distances:
     """Measured distances between the context vector s = Σ_{i∈I} α_i x_i and the tokens left out.
 
-    The distances come from ‖s‖² − 2 α_i s·x_i + α_i²‖x_i‖²: with S = Σ_{j∈I} α_j‖x_j‖ + α_i‖x_i‖ and the rounding
-    unit ε of the type, one of size δ has an error below min(16 ε S²/δ, 4 √ε S), as long as squares of α_i‖x_i‖ neither
-    under- nor overflow (in float32: from 1e-18 to 1e18). Equal weights are ranked by position.
+    The distances come from ‖s‖² − 2 α_i s·x_i + α_i²‖x_i‖²: with S = Σ_{j∈I} α_j‖x_j‖ + α_i‖x_i‖ and ε the distance of
+    1 to the next number of the type, one of size δ has an error below N ε S/2 + min((d+4) ε S²/δ, √((d+4) ε) S),
+    whatever the order of sums (docs/limits.md §3), as long as squares of α_i‖x_i‖ neither under- nor overflow (in
+    float32: from 1e-18 to 1e18). Equal weights are ranked by position.
 
     Args:
         weights: α, (..., L), any leading axes (layers, heads, queries).
