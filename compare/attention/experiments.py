@@ -64,6 +64,7 @@ def distance_against_length(
         (('layer', 'head', 'length'), True)
     """
     options = {"vectors": vectors, "normalize": normalize, "count": count, "rows": rows, "memory": memory}
+    selected = whole("selected", selected, 1)
     found: list[dict[str, np.ndarray]] = []
     averaged: list[int] = []
     sizes, attrs = _lengths(model, text, lengths, truncate), {}

@@ -7,7 +7,7 @@ import xarray as xr
 
 from compare.attention._sample import Sample, distance_measures, labelled, places
 from compare.attention._search import search
-from theory._checks import instance
+from theory._checks import instance, whole
 from theory.limits import (
     effective_support,
     entropy,
@@ -75,6 +75,7 @@ def attention_report(
         True
     """
     instance("critical", critical, bool)
+    selected = whole("selected", selected, 1)
     options = {"vectors": vectors, "normalize": normalize, "count": count, "rows": rows, "memory": memory}
     sample = Sample.make(attention, **options)
     counts = sample.below("selected", selected)

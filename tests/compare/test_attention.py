@@ -102,13 +102,13 @@ def loops(attention: Attention, kind: str, normalize: bool, count: str, n: int, 
     [
         ("inputs", False, "own", True, None),
         ("values", True, "own", False, None),
-        ("embeddings", True, "all", True, 7),
+        ("embeddings", True, "all", True, np.int64(7)),
     ],
 )
 def test_report_is_what_plain_loops_give(kind, causal, count, normalize, rows):
     attention = attention_of(causal=causal)
     options = {"vectors": kind, "count": count, "normalize": normalize, "rows": rows}
-    report = attention_report(attention, selected=6, **options, **QUIET)
+    report = attention_report(attention, selected=np.int64(6), **options, **QUIET)
     chosen = range(24) if rows is None else [2, 5, 9, 12, 16, 19, 23]  # the last row is always among them
     expected = loops(attention, kind, normalize, count, 6, chosen)
     assert report.attrs["averaged_rows"] == expected.pop("number")
@@ -345,6 +345,7 @@ def test_experiments_on_the_sentence_encoder(encoded):
     [
         ({"selected": 24}, "selected: expected different numbers up to 23, that leave a token out, got"),
         ({"selected": 0}, "selected: expected a whole number >= 1"),
+        ({"selected": [3, 4]}, r"selected: expected a whole number >= 1, got \[3, 4\]"),
         ({"vectors": "keys"}, "vectors: expected 'inputs' or 'embeddings' or 'values', got 'keys'"),
         ({"count": "some"}, "count: expected 'own' or 'all'"),
         ({"normalize": 1}, "normalize: expected a bool"),
@@ -380,6 +381,8 @@ def test_wrong_arguments_of_experiments(small):
     text = str(np.load(FIXTURES / "gpt2" / "expected.npz")["text"])
     with pytest.raises(ValueError, match=r"lengths: expected increasing numbers up to the text's \d+ tokens"):
         distance_against_length(model, text, lengths=[12, 8], **QUIET)
+    with pytest.raises(ValueError, match=r"selected: expected a whole number >= 1, got \[3, 4\]"):
+        distance_against_length(model, text, selected=[3, 4], **QUIET)
     with pytest.raises(ValueError, match="model: expected a Transformer"):
         critical_against_length("gpt2", "text", **QUIET)
 
