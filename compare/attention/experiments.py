@@ -25,7 +25,7 @@ def distance_against_length(
     model: Any,
     text: str,
     *,
-    selected: int = 5,
+    selected: Any = 5,
     lengths: Sequence[int] | None = None,
     truncate: Any = False,
     vectors: str = "inputs",

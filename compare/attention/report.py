@@ -23,7 +23,7 @@ SATURATED, LEAST = 0.7, 16  # of N_s/N, and the N from which on it says somethin
 def attention_report(
     attention: Any,
     *,
-    selected: int = 20,
+    selected: Any = 20,
     vectors: str = "inputs",
     normalize: Any = True,
     count: str = "own",
