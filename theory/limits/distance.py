@@ -5,11 +5,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from theory._checks import invalid, is_concrete
-from theory.limits._rows import FORMS, MEMORY, Row, Rows, one_of, over_rows, product, root, rows_of
+from theory.limits._rows import FORMS, MEMORY, Row, non_negative_rows, one_of, over_rows, product, root, rows_of
 from theory.limits._vectors import Vectors, contexts, pairwise, with_squares
 
 
@@ -118,7 +116,7 @@ def distance_bound(
     3.0
     """
     one_of("form", form, FORMS)
-    rows = _non_negative(rows_of(weights, vectors, where=where, count=count))
+    rows = non_negative_rows(weights, vectors, where=where, count=count)
     options = {"prepare": _with_pairs, "memory": memory}
     if selected is None:
         kernel = _bound_top if form == "sharp" else _bound_top_printed
@@ -157,7 +155,7 @@ def norm_interval(
     >>> float(low), float(high)
     (0.5, 1.5)
     """
-    rows = _non_negative(rows_of(weights, vectors, where=where, count=count))
+    rows = non_negative_rows(weights, vectors, where=where, count=count)
     return over_rows(_interval, rows, counts, selected, prepare=with_squares, arrays=2, memory=memory)
 
 
@@ -228,12 +226,6 @@ def second_moment(
     """
     rows = rows_of(weights, vectors, where=where, count=count)
     return over_rows(_second_moment, rows, counts, None, prepare=with_squares, memory=memory)
-
-
-def _non_negative(rows: Rows) -> Rows:
-    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
-        raise invalid("weights", "no negative entry, for which the bound is none", float(np.min(rows.weights)))
-    return rows
 
 
 def _left_out(row: Row) -> Array:

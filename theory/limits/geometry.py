@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from theory._checks import invalid, is_concrete, non_negative, positive
-from theory.limits._rows import MEMORY, Row, floats, one_of, over_rows, rows_of
+from theory.limits._rows import MEMORY, Row, floats, non_negative_rows, one_of, over_rows, rows_of
 from theory.limits._vectors import Vectors, contexts, with_squares
 
 FORMS = ("sharp", "mcdiarmid", "limit", "printed")
@@ -119,10 +119,8 @@ def separability_bounds(
     for name, value, forms in (("dim", dim, ("sharp", "mcdiarmid")), ("separation", separation, ("printed",))):
         if form in forms and value is None:
             raise invalid(name, f"a number with form={form!r}", None)
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     dtype = rows.weights.dtype
-    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
-        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
     number = 1 if counts is None else jnp.atleast_1d(jnp.asarray(counts)).shape[0]
     flat = counts is None or np.ndim(counts) == 0
     (radius,) = floats("radius", radius)

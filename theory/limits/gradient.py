@@ -6,12 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from theory._checks import invalid, is_concrete, non_negative, positive, typed_key, whole
+from theory._checks import invalid, non_negative, positive, typed_key, whole
 from theory.activation import BayesSoftmax
-from theory.limits._rows import FORMS, floats, one_of, rows_of
+from theory.limits._rows import FORMS, floats, non_negative_rows, one_of, rows_of
 
 _ROUNDINGS = 4  # times the largest rounding error seen: what lies below is taken for rounding
 
@@ -31,7 +30,7 @@ def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Floa
     Softmax at temperature T has |F'/F| = 1/T. Attained by two tokens of weight ½ with the same F'/F.
 
     Args:
-        weights: α, (..., L), rows that sum to 1.
+        weights: α ≥ 0, (..., L), rows that sum to 1.
         slope: max|F'/F| over the row's logits, a number or (...).
         where: True where a token may be attended.
 
@@ -39,14 +38,14 @@ def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Floa
         The bound (...).
 
     Raises:
-        ValueError: a number is not finite, slope is negative, or a shape does not fit.
+        ValueError: a weight or slope is negative or not finite, or a shape does not fit.
 
     >>> import jax.numpy as jnp
     >>> from theory.limits import jacobian_bound
     >>> jacobian_bound(jnp.array([[0.5, 0.5], [0.9, 0.1]])).tolist()
     [0.5, 0.18...]
     """
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
     slope = jnp.broadcast_to(non_negative("slope", slope), rows.lead).astype(w.dtype)
     top = jax.nn.one_hot(jnp.argmax(w, axis=-1), w.shape[-1], dtype=jnp.bool_)
@@ -109,7 +108,7 @@ def softmax_jacobian_norm(
     The root is found by bisection of log λ; if the largest weight occurs twice it is the root itself.
 
     Args:
-        weights: α, (..., L), rows that sum to 1.
+        weights: α ≥ 0, (..., L), rows that sum to 1.
         temperature: T > 0, a number or (...).
         where: True where a token may be attended.
         steps: halvings; 60 leave only rounding in float64.
@@ -126,10 +125,8 @@ def softmax_jacobian_norm(
     >>> [round(float(norm), 6) for norm in norms]
     [1.0, 0.36]
     """
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
-    if is_concrete(w) and bool(np.any(np.asarray(w) < 0)):
-        raise invalid("weights", "no negative entry", float(np.min(np.asarray(w))))
     temperature = jnp.broadcast_to(positive("temperature", temperature), rows.lead).astype(w.dtype)
     if w.shape[-1] == 1:
         return jnp.zeros(rows.lead, w.dtype)
