@@ -231,6 +231,7 @@ def table(store: Store) -> str:
     report = store["report"]
     attrs = report.attrs
     layers, heads, length = report.sizes["layer"], report.sizes["head"], int(attrs["length"])
+    least = int(attrs.get("least_heads", 0))
     kind = "causal" if attrs["causal"] in (True, "true") else "bidirectional"
     titles = "".join(f"{title:>19}" for title, _ in COLUMNS.values())
     lines = [
@@ -244,12 +245,11 @@ def table(store: Store) -> str:
         row = ""
         for name, (_, digits) in COLUMNS.items():
             row += f"{' '.join(format(q, digits) for q in np.quantile(own[name], (0.25, 0.5, 0.75))):>19}"
-        lines.append(
-            f"  {layer:>5}{row}{_count(own['layer_critical_count']):>12}  {_saturated(own['saturated'].values)}"
-        )
+        own_count = _count(own["layer_critical_count"], few=heads < least)
+        lines.append(f"  {layer:>5}{row}{own_count:>12}  {_saturated(own['saturated'].values)}")
     count = float(report["critical_count"])
     share = "" if np.isnan(count) else f" = {count / length:.3f} L"
-    lines.append(f"  critical N of all heads: {_count(count)}{share}")
+    lines.append(f"  critical N of all heads: {_count(count, few=layers * heads < least)}{share}")
     lines += _experiments(store) if set(store.datasets) >= EXPERIMENTS else []
     lines += [
         "",
@@ -257,7 +257,8 @@ def table(store: Store) -> str:
         + (", x normalized" if attrs["normalize"] in (True, "true") else "")
         + f" ({attrs['vectors']}); saturated: N_s/N ≥ 0.7 at N ≥ 16;",
         f"critical N: first at which a Kolmogorov-Smirnov test (level {attrs['level']}) of measured against expected d̃ "
-        "sees no difference (–: none)",
+        "sees no difference (–: none"
+        + (f"; few: fewer than {least} heads can never differ)" if heads < least else ")"),
         "",
     ]
     return "\n".join(lines)
@@ -331,6 +332,9 @@ def _saturated(heads: np.ndarray) -> str:
     return yes if np.sum(heads) <= np.sum(~heads) else f"all but {no}"
 
 
-def _count(value: Any) -> str:
+def _count(value: Any, *, few: bool = False) -> str:
+    """A critical N; `few`: of heads too few to differ."""
     number = float(value)
+    if few:
+        return "few"
     return f"{number:.0f}" if number == number else "–"

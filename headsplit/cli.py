@@ -540,7 +540,7 @@ def _reported(command: str) -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         code, message = 2, str(error)
     except KeyboardInterrupt as error:
-        code, message = 130, str(error) or "interrupted, nothing is kept"
+        code, message = 130, str(error) or "interrupted: what is stored stays, nothing else is kept"
     else:
         return
     typer.echo(f"headsplit {command}: {message}", err=True)

@@ -190,6 +190,8 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
             resume=checkpoint if checkpoint.exists() else None,
         )
     except KeyboardInterrupt:
+        if not checkpoint.exists():  # stopped before it was written
+            raise
         raise Interrupted(f"interrupted: {checkpoint} is kept, and the same command goes on") from None
     except ValueError as error:  # the configuration was checked: it is what lies there
         raise ValueError(f"{error} (delete it to compute again, or give another --out)") from error

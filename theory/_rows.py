@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num
@@ -32,10 +33,16 @@ def zeroed(values: Float[Array, "*batch L"], keep: Bool[Array, "*batch L"]) -> F
     return jnp.where(keep, values, jnp.zeros((), values.dtype))
 
 
-def lowered(values: Float[Array, "*batch L"], keep: Bool[Array, "*batch L"]) -> Float[Array, "*batch L"]:
-    """A number too low to matter for tokens that do not count, and finite when divided by a temperature's square."""
-    low = -math.sqrt(jnp.finfo(values.dtype).max)
-    return jnp.where(keep, values, jnp.asarray(low, values.dtype))
+def lowered(
+    values: Float[Array, "*batch L"], keep: Bool[Array, "*batch L"], axes: int | tuple[int, ...] = -1
+) -> Float[Array, "*batch L"]:
+    """A number far below all others along the axes for tokens that do not count, without derivative.
+
+    It is finite when divided by a temperature's square, if the others are.
+    """
+    most = float(jnp.finfo(values.dtype).max)
+    least = jnp.min(jax.lax.stop_gradient(values), axis=axes, keepdims=True, where=keep, initial=0)
+    return jnp.where(keep, values, jnp.maximum(2 * least, -most) - math.sqrt(most))
 
 
 def length(keep: Bool[Array, "*batch L"], dtype: Any) -> Num[Array, "*batch 1"]:

@@ -187,7 +187,7 @@ class BayesSoftmax(Activation):
 
     def __call__(self, scores: Float[Array, "*batch H L"], where: Mask = None) -> Float[Array, "*batch H L"]:
         keep = unmasked(scores, where)
-        return zeroed(self.finite(lowered(scores, keep)), keep)
+        return zeroed(self.finite(lowered(scores, keep, (-2, -1))), keep)
 
     def finite(self, scores: Float[Array, "*batch H L"]) -> Float[Array, "*batch H L"]:
         """Softmax over heads and tokens alone."""

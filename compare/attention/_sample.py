@@ -112,7 +112,7 @@ class Sample(eqx.Module):
         lengths = own if count == "own" else np.full(len(chosen), length)
         options = {
             "vectors": vectors, "normalize": normalize, "count": count,
-            "rows": rows if rows is None or isinstance(rows, int) else np.asarray(rows).tolist(),
+            "rows": None if rows is None else np.asarray(rows).tolist(),
             "memory": whole("memory", memory, 1),
         }  # fmt: skip
         return cls(attention, found, chosen, lengths, options)
@@ -180,7 +180,7 @@ class Sample(eqx.Module):
 def _rows(rows: Any, length: int) -> np.ndarray:
     if rows is None:
         return np.arange(length)
-    if isinstance(rows, int) and not isinstance(rows, bool):
+    if isinstance(rows, (int, np.integer)) and not isinstance(rows, bool):
         number = min(whole("rows", rows, 1), length)
         return (np.arange(1, number + 1) * length) // number - 1
     indices = np.asarray(rows)

@@ -1,5 +1,6 @@
 """The critical N of a model's heads, gone through layer by layer so that memory stays that of one."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,8 +9,8 @@ from tqdm import tqdm
 
 from compare.attention._sample import Sample
 from theory._checks import invalid
-from theory.limits import ks_p_value, ks_statistic, mean_distances
-from theory.limits.critical import until_alike
+from theory.limits import mean_distances
+from theory.limits.critical import least_heads, until_alike
 
 
 class Search(NamedTuple):
@@ -19,37 +20,39 @@ class Search(NamedTuple):
     layers: Float[np.ndarray, " layers"]
     statistic: Float[np.ndarray, " K"]  # of all heads, at N = 1 … K
     p_value: Float[np.ndarray, " K"]
+    least_heads: int  # fewer never differ
 
 
 def search(sample: Sample, *, level: float, form: str, progress: bool) -> Search:
-    """As `theory.limits.critical_count`, over all layers and over each."""
+    """As `theory.limits.critical_count`, over all layers and over each, every one as far as it needs."""
     if not (isinstance(level, (int, float)) and 0 < level < 1):
         raise invalid("level", "a number between 0 and 1", repr(level))
+    last, least = int(sample.lengths.max()) - 1, least_heads(level)
+    longest: dict[int, list[np.ndarray]] = {}  # measured and expected (heads, K) of each layer, as far as looked at
     with tqdm(desc="critical N", delay=2, unit=" layers", leave=False, disable=not progress) as bar:
 
-        def curves(stop: int) -> list[np.ndarray]:
-            parts = [np.empty((sample.layers, sample.heads, stop)) for _ in range(2)]
-            for index in range(sample.layers):
+        def of_layer(index: int, stop: int) -> list[np.ndarray]:
+            if index not in longest or longest[index][0].shape[-1] < stop:
                 layer = sample.layer(index)
                 options = {"upto": stop, "form": form, "where": layer.where, **sample.measures}
                 found = mean_distances(layer.weights, layer.vectors, **options)
-                for part, values in zip(parts, found[:2], strict=True):
-                    part[index] = np.asarray(values)[:, :stop]
+                longest[index] = [np.asarray(part)[:, :stop] for part in found[:2]]
                 bar.update()
-            return [part.reshape(-1, stop) for part in parts]
+            return [part[:, :stop] for part in longest[index]]
 
-        measured, expected, statistic, p_value = until_alike(curves, int(sample.lengths.max()) - 1, level)
-    of_heads = (part.reshape(sample.layers, sample.heads, -1) for part in (measured, expected))
-    own = ks_statistic(*(np.moveaxis(part, 1, 0) for part in of_heads))
-    layers = [_first(ks_p_value(row, sample.heads, sample.heads), sample.heads, level) for row in own]
-    return Search(_first(p_value, len(measured), level), np.array(layers), statistic, p_value)
+        def of_all(stop: int) -> list[np.ndarray]:
+            parts = zip(*(of_layer(index, stop) for index in range(sample.layers)), strict=True)
+            return [np.concatenate(part) for part in parts]
+
+        *_, statistic, p_value = until_alike(of_all, last, level)
+        layers = np.full(sample.layers, np.nan)
+        if sample.heads >= least:
+            for index in range(sample.layers):
+                layers[index] = _first(until_alike(partial(of_layer, index), last, level)[-1], level)
+    every = _first(p_value, level) if sample.layers * sample.heads >= least else np.nan
+    return Search(every, layers, statistic, p_value, least)
 
 
-def _testable(heads: int, level: float) -> bool:
-    """Whether samples of so few heads can differ at all."""
-    return float(ks_p_value(1.0, heads, heads)) < level
-
-
-def _first(p_value: np.ndarray, heads: int, level: float) -> float:
+def _first(p_value: np.ndarray, level: float) -> float:
     same = np.flatnonzero(p_value >= level)
-    return float(same[0] + 1) if same.size and _testable(heads, level) else np.nan
+    return float(same[0] + 1) if same.size else np.nan

@@ -25,7 +25,7 @@ def distance_against_length(
     model: Any,
     text: str,
     *,
-    selected: int = 5,
+    selected: Any = 5,
     lengths: Sequence[int] | None = None,
     truncate: Any = False,
     vectors: str = "inputs",
@@ -64,6 +64,7 @@ def distance_against_length(
         (('layer', 'head', 'length'), True)
     """
     options = {"vectors": vectors, "normalize": normalize, "count": count, "rows": rows, "memory": memory}
+    selected = whole("selected", selected, 1)
     found: list[dict[str, np.ndarray]] = []
     averaged: list[int] = []
     sizes, attrs = _lengths(model, text, lengths, truncate), {}
@@ -184,7 +185,8 @@ def critical_against_length(
         **{name: (("length", "selected"), values) for name, values in curves.items()},
     }
     coords = {"layer": np.arange(model.layers), "length": sizes, "selected": np.arange(1, most + 1)}
-    return labelled(variables, coords, {**attrs, "level": level, "form": form, "truncate": truncate})
+    test = {"level": level, "form": form, "least_heads": found[0].least_heads}
+    return labelled(variables, coords, {**attrs, **test, "truncate": truncate})
 
 
 def separability_against_selected(
@@ -270,7 +272,8 @@ def _lengths(model: Any, text: str, lengths: Any, truncate: bool) -> list[int]:
     if lengths is None:
         powers = (SHORTEST << i for i in range(whole_length.bit_length()))
         return [*(length for length in powers if length < whole_length), whole_length]
-    listed = [whole("lengths", length, 2) for length in lengths]
+    least = max(2, model.tokenizer.marks + 1)  # a token beside the marks
+    listed = [whole("lengths", length, least) for length in lengths]
     if not listed or any(b <= a for a, b in pairwise(listed)) or listed[-1] > whole_length:
         raise invalid("lengths", f"increasing numbers up to the text's {whole_length} tokens", listed)
     return listed

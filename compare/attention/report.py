@@ -7,7 +7,7 @@ import xarray as xr
 
 from compare.attention._sample import Sample, distance_measures, labelled, places
 from compare.attention._search import search
-from theory._checks import instance
+from theory._checks import instance, whole
 from theory.limits import (
     effective_support,
     entropy,
@@ -23,7 +23,7 @@ SATURATED, LEAST = 0.7, 16  # of N_s/N, and the N from which on it says somethin
 def attention_report(
     attention: Any,
     *,
-    selected: int = 20,
+    selected: Any = 20,
     vectors: str = "inputs",
     normalize: Any = True,
     count: str = "own",
@@ -58,7 +58,8 @@ def attention_report(
         distance_bound_printed, expected, expected_error, expected_printed, distance_per_token, context_norm,
         selected_weight, distinguishable (N_s/N), radius, saturated (N_s/N ≥ 0.7; False for N < 16, where that is
         common), jacobian_norm, jacobian_bound. With `critical`: critical_count of all heads, layer_critical_count
-        (layer); NaN where the test sees a difference at every N, or too few heads (5 are the least at level 0.01).
+        (layer); NaN where the test sees a difference at every N, or heads are fewer than the attribute `least_heads`,
+        which never differ (5 are the least at level 0.01).
 
     Raises:
         ValueError: naming the option that is wrong, what was expected and what came.
@@ -74,6 +75,7 @@ def attention_report(
         True
     """
     instance("critical", critical, bool)
+    selected = whole("selected", selected, 1)
     options = {"vectors": vectors, "normalize": normalize, "count": count, "rows": rows, "memory": memory}
     sample = Sample.make(attention, **options)
     counts = sample.below("selected", selected)
@@ -84,8 +86,8 @@ def attention_report(
     variables["saturated"] = (both, saturated)
     attrs = {**sample.attrs, "selected": selected, "averaged_rows": sample.averaged(counts)[0]}
     if critical:
-        attrs |= {"level": level, "form": form}
         curve = search(sample, level=level, form=form, progress=progress)
+        attrs |= {"level": level, "form": form, "least_heads": curve.least_heads}
         variables |= {"critical_count": ((), curve.critical), "layer_critical_count": (both[:1], curve.layers)}
     return labelled(variables, places(sample), attrs)
 

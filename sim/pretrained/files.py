@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from theory._checks import invalid
@@ -86,7 +87,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_weights(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], *, prefix: str, body: Iterable[str], unused: str
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    prefix: str,
+    body: Iterable[str],
+    unused: str,
+    dtype: np.dtype,
 ) -> dict[str, np.ndarray]:
     """Arrays of a safetensors file, or of several with an index.
 
@@ -96,9 +103,11 @@ def read_weights(
         prefix: what may stand before names.
         body: how names of the transformer itself begin; others belong to prediction heads and are ignored.
         unused: pattern of the names in the body that hold no parameters.
+        dtype: what they are brought to.
 
     Raises:
-        ValueError: naming files that cannot be read, and weights that are missing, misshaped, not finite or not known.
+        ValueError: naming files that cannot be read, and weights that are missing, misshaped, not known, no
+            floating-point numbers, or not finite in `dtype`.
     """
     listed = [(_plain(name, prefix), name, path) for path in _weight_files(folder) for name in _names(path)]
     files = {plain: (name, path) for plain, name, path in listed}
@@ -115,7 +124,7 @@ def read_weights(
     for path in dict.fromkeys(files[name][1] for name in shapes):
         with _opened(path) as opened:
             own = {name: stored for name, (stored, place) in files.items() if place == path and name in shapes}
-            arrays |= {name: _array(opened, path, stored) for name, stored in own.items()}
+            arrays |= {name: _array(opened, path, stored, dtype) for name, stored in own.items()}
     wrong = [
         f"{name} {arrays[name].shape} instead of {shape}"
         for name, shape in shapes.items()
@@ -124,7 +133,7 @@ def read_weights(
     if wrong:
         raise invalid("weights", f"the shapes that {folder / 'config.json'} asks for", _listed(wrong))
     if bad := [name for name, array in arrays.items() if not np.all(np.isfinite(array))]:
-        raise invalid("weights", "finite numbers", f"some that are not in {_listed(bad)}")
+        raise invalid("weights", f"finite numbers in {dtype}", f"some that are not in {_listed(bad)}")
     return arrays
 
 
@@ -167,15 +176,16 @@ def _opened(path: Path) -> Any:
         raise invalid(str(path), "a whole safetensors file", str(error)) from error
 
 
-def _array(opened: Any, path: Path, name: str) -> np.ndarray:
-    """One array; some number formats have no counterpart in NumPy."""
+def _array(opened: Any, path: Path, name: str, dtype: np.dtype) -> np.ndarray:
+    """One array as `dtype`; some number formats have no counterpart in NumPy."""
     try:
         array = opened.get_tensor(name)
     except Exception as error:
         raise invalid(f"{path}: {name}", "numbers that NumPy can hold", str(error)) from error
-    if not np.can_cast(array.dtype, np.float64):
-        raise invalid(f"{path}: {name}", "real numbers", array.dtype)
-    return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):  # bfloat16 is one to JAX, not to NumPy
+        raise invalid(f"{path}: {name}", "floating-point numbers", array.dtype)
+    with np.errstate(over="ignore"):  # infinities are found later, all together
+        return array.astype(dtype, copy=False)
 
 
 def _names(path: Path) -> list[str]:

@@ -84,6 +84,13 @@ class Config(NamedTuple):
         if value != expected:
             raise invalid(f"{self.path}: {name}", repr(expected), repr(value))
 
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise invalid(f"{self.path}: {name}", "True or False", repr(value))
+        return value
+
     def nonlinearity(self, name: str, default: str) -> str:
         """A known nonlinearity."""
         value = self.values.get(name, default)
@@ -103,18 +110,17 @@ class Reader(NamedTuple):
     """Weights as model parts; `layer` is the name of a layer with a place for its number."""
 
     arrays: dict[str, np.ndarray]
-    dtype: np.dtype
     layer: str
     layers: int
 
     def one(self, name: str) -> Any:
         """A single array."""
-        return jnp.asarray(self.arrays[name].astype(self.dtype))
+        return jnp.asarray(self.arrays[name])
 
     def stacked(self, name: str) -> np.ndarray:
         """An array of every layer, along a leading axis."""
         names = (f"{self.layer.format(index)}.{name}" for index in range(self.layers))
-        return np.stack([self.arrays[name] for name in names]).astype(self.dtype)
+        return np.stack([self.arrays[name] for name in names])
 
     def norm(self, name: str, epsilon: float) -> Norm:
         """A normalization of every layer."""
@@ -145,15 +151,16 @@ def _gpt2(config: Config, folder: Path, tokenizer: TextTokenizer, dtype: np.dtyp
         prefix="transformer.",
         body=("wte.", "wpe.", "ln_f.", "h."),
         unused=r"h\.\d+\.attn\.(bias|masked_bias)",  # masks that old files keep
+        dtype=dtype,
     )
-    reader = Reader(arrays, dtype, "h.{}", layers)
+    reader = Reader(arrays, "h.{}", layers)
 
     def linear(name: str, part: int = 0, parts: int = 1) -> Linear:
         weight = np.split(reader.stacked(f"{name}.weight"), parts, axis=-1)[part]
         return Linear(jnp.asarray(weight), jnp.asarray(np.split(reader.stacked(f"{name}.bias"), parts, axis=-1)[part]))
 
-    scale = np.ones(layers) if config.values.get("scale_attn_weights", True) is False else _scale(layers, dim // heads)
-    if config.values.get("scale_attn_by_inverse_layer_idx", False):
+    scale = _scale(layers, dim // heads) if config.flag("scale_attn_weights", True) else np.ones(layers)
+    if config.flag("scale_attn_by_inverse_layer_idx", False):
         scale = scale / np.arange(1, layers + 1)
     blocks = Block(
         query=linear("attn.c_attn", 0, 3),
@@ -201,8 +208,9 @@ def _bert(config: Config, folder: Path, tokenizer: TextTokenizer, dtype: np.dtyp
         prefix="bert.",
         body=("embeddings.", "encoder."),
         unused=r"embeddings\.(position|token_type)_ids",
+        dtype=dtype,
     )
-    reader = Reader(arrays, dtype, "encoder.layer.{}", layers)
+    reader = Reader(arrays, "encoder.layer.{}", layers)
 
     def linear(name: str) -> Linear:
         weight = np.swapaxes(reader.stacked(f"{name}.weight"), -1, -2)

@@ -44,9 +44,16 @@ class TextTokenizer:
         """One more than the largest id."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @property
+    def marks(self) -> int:
+        """How many marks of beginning and end a text gets."""
+        return self._tokenizer.num_special_tokens_to_add(False)
+
     def encode(self, text: Any, *, window: int, truncate: Any = False) -> TokenizedText:
         """Ids and names of the tokens, at most `window` of them."""
         instance("truncate", truncate, bool)
+        if window <= self.marks:
+            raise invalid("window", f"room for a token beside {self.marks} marks of beginning and end", window)
         if not isinstance(text, str):
             raise invalid("text", "a str", repr(text))
         try:
@@ -55,13 +62,12 @@ class TextTokenizer:
             raise invalid("text", "valid Unicode", f"{text[:50]!r} ({error})") from error
         if not encoding.ids:
             raise invalid("text", "at least one token", repr(text))
-        marks = self._tokenizer.num_special_tokens_to_add(False)
-        count = len(encoding.ids) + marks
+        count = len(encoding.ids) + self.marks
         if count > window:
             if not truncate:
                 expected = f"at most {window} tokens (truncate=True leaves out the rest)"
                 raise invalid("text", expected, f"{count} tokens")
-            encoding.truncate(window - marks)
+            encoding.truncate(window - self.marks)
         encoding = self._tokenizer.post_process(encoding, add_special_tokens=True)
         return TokenizedText(np.array(encoding.ids, np.int32), tuple(encoding.tokens))
 
@@ -70,7 +76,7 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     """The tokenizer of a model's folder.
 
     Raises:
-        ValueError: if no file of it is there, or one cannot be read.
+        ValueError: if no file of it is there, or one cannot be read, or holds what it may not.
     """
     tokenizers = extra("tokenizers")
     whole, wordpieces = folder / "tokenizer.json", folder / "vocab.txt"
@@ -78,7 +84,8 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
     if whole.is_file():
         path, read = whole, lambda: tokenizers.Tokenizer.from_str(whole.read_text(encoding="utf-8"))
     elif wordpieces.is_file():
-        path, read = wordpieces, lambda: _wordpiece(wordpieces)
+        options = _wordpiece_options(folder / "tokenizer_config.json")
+        path, read = wordpieces, lambda: _wordpiece(wordpieces, options)
     elif all(pair.is_file() for pair in pairs):
         path, read = pairs[0], lambda: _byte_pairs(*pairs)
     else:
@@ -89,23 +96,51 @@ def read_tokenizer(folder: Path) -> TextTokenizer:
         raise invalid(str(path), "a tokenizer", str(error)) from error
 
 
-def _wordpiece(path: Path) -> Any:
+class _WordpieceOptions(NamedTuple):
+    special: list[str]  # what stands for unknown words, the beginning and the end
+    lower: bool
+    chinese: bool  # whether each sign is a word
+    strip_accents: bool | None  # None: as `lower`
+
+
+def _wordpiece_options(path: Path) -> _WordpieceOptions:
+    """From tokenizer_config.json, BERT's own where it says nothing."""
+    values = read_json(path) if path.is_file() else {}
+
+    def token(name: str) -> str:
+        value = values.get(f"{name}_token", f"[{name.upper()}]")
+        content = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(content, str):
+            raise invalid(f"{path}: {name}_token", "a token, or an object with its content", repr(value))
+        return content
+
+    def flag(name: str, default: Any, choices: tuple[Any, ...] = (True, False)) -> Any:
+        value = values.get(name, default)
+        if not any(value is choice for choice in choices):
+            raise invalid(f"{path}: {name}", " or ".join(map(repr, choices)), repr(value))
+        return value
+
+    return _WordpieceOptions(
+        [token(name) for name in ("unk", "cls", "sep")],
+        flag("do_lower_case", True),
+        flag("tokenize_chinese_chars", True),
+        flag("strip_accents", None, (True, False, None)),
+    )
+
+
+def _wordpiece(path: Path, options: _WordpieceOptions) -> Any:
     """BERT's: words and signs, then the longest pieces found in the vocabulary, between [CLS] and [SEP]."""
     tokenizers = extra("tokenizers")
-    options_file = path.parent / "tokenizer_config.json"
-    options = read_json(options_file) if options_file.is_file() else {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    vocabulary = {line.strip(): index for index, line in enumerate(lines)}
-    special = [options.get(f"{name}_token", f"[{name.upper()}]") for name in ("unk", "cls", "sep")]
+    lines = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")  # other separators of lines are tokens
+    vocabulary = {line.removesuffix("\r"): index for index, line in enumerate(lines)}
+    special = options.special
     if missing := [token for token in special if token not in vocabulary]:
         raise ValueError(f"it lacks {', '.join(missing)}")
     unknown, first, last = special
     wordpiece = tokenizers.models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100)
     tokenizer = tokenizers.Tokenizer(wordpiece)
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-        lowercase=options.get("do_lower_case", True),
-        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
-        strip_accents=options.get("strip_accents"),
+        lowercase=options.lower, handle_chinese_chars=options.chinese, strip_accents=options.strip_accents
     )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = tokenizers.processors.BertProcessing(

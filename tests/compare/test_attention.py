@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +20,7 @@ from compare import (
 )
 from sim.pretrained import load_pretrained, sample_text, vectors
 from sim.pretrained.attention import Attention
+from theory.limits import critical_count
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "sim" / "fixtures"
@@ -100,13 +102,13 @@ def loops(attention: Attention, kind: str, normalize: bool, count: str, n: int, 
     [
         ("inputs", False, "own", True, None),
         ("values", True, "own", False, None),
-        ("embeddings", True, "all", True, 7),
+        ("embeddings", True, "all", True, np.int64(7)),
     ],
 )
 def test_report_is_what_plain_loops_give(kind, causal, count, normalize, rows):
     attention = attention_of(causal=causal)
     options = {"vectors": kind, "count": count, "normalize": normalize, "rows": rows}
-    report = attention_report(attention, selected=6, **options, **QUIET)
+    report = attention_report(attention, selected=np.int64(6), **options, **QUIET)
     chosen = range(24) if rows is None else [2, 5, 9, 12, 16, 19, 23]  # the last row is always among them
     expected = loops(attention, kind, normalize, count, 6, chosen)
     assert report.attrs["averaged_rows"] == expected.pop("number")
@@ -232,10 +234,25 @@ def test_critical_counts_by_the_test_of_scipy(small):
     assert found.ratio[0] == found.critical_count[0] / length
 
 
+def test_critical_counts_of_layers_are_sought_beyond_that_of_all_heads():
+    """Of all heads the test is settled at N = 2; the last layer, of broad attention, at 117."""
+    attention = attention_of(causal=False, layers=3, heads=6, length=132)
+    logits = attention.logits * jnp.array([3.0, 3.0, 0.3])[:, None, None, None]
+    attention = eqx.tree_at(lambda a: a.weights, attention, jax.nn.softmax(logits))
+    report = attention_report(attention, selected=4, rows=[50, 131], **QUIET)
+    x = vectors(attention, "inputs", normalize=True)
+    own = [critical_count(attention.weights[layer][:, [50, 131]], x[layer, 0]).count for layer in range(3)]
+    assert report.layer_critical_count.values.tolist() == own
+    assert report.critical_count < 64 < own[-1]
+    assert report.attrs["least_heads"] == 5
+
+
 def test_models_of_few_heads_have_no_critical_count(small):
     model = small["bert"]  # 4 heads
     text = str(np.load(FIXTURES / "bert" / "expected.npz")["text"])
-    assert np.isnan(critical_against_length(model, text, **QUIET).critical_count).all()
+    found = critical_against_length(model, text, **QUIET)
+    assert np.isnan(found.critical_count).all()
+    assert found.attrs["least_heads"] > model.layers * model.heads
 
 
 # --- a real encoder ---------------------------------------------------------------------------------------------------
@@ -328,6 +345,7 @@ def test_experiments_on_the_sentence_encoder(encoded):
     [
         ({"selected": 24}, "selected: expected different numbers up to 23, that leave a token out, got"),
         ({"selected": 0}, "selected: expected a whole number >= 1"),
+        ({"selected": [3, 4]}, r"selected: expected a whole number >= 1, got \[3, 4\]"),
         ({"vectors": "keys"}, "vectors: expected 'inputs' or 'embeddings' or 'values', got 'keys'"),
         ({"count": "some"}, "count: expected 'own' or 'all'"),
         ({"normalize": 1}, "normalize: expected a bool"),
@@ -363,6 +381,8 @@ def test_wrong_arguments_of_experiments(small):
     text = str(np.load(FIXTURES / "gpt2" / "expected.npz")["text"])
     with pytest.raises(ValueError, match=r"lengths: expected increasing numbers up to the text's \d+ tokens"):
         distance_against_length(model, text, lengths=[12, 8], **QUIET)
+    with pytest.raises(ValueError, match=r"selected: expected a whole number >= 1, got \[3, 4\]"):
+        distance_against_length(model, text, selected=[3, 4], **QUIET)
     with pytest.raises(ValueError, match="model: expected a Transformer"):
         critical_against_length("gpt2", "text", **QUIET)
 

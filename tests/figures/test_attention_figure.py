@@ -145,6 +145,12 @@ def test_the_table_says_what_is_stored(store):
     lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert lines["0"].endswith("3  all but 1")
     assert lines["1"].endswith("–  none")
+    assert "(–: none)" in text
+    store["report"].attrs["least_heads"] = 5  # more than the 3 of a layer, fewer than the 6 of the model
+    few = picture.table(store)
+    assert " few  all but 1" in few
+    assert "critical N of all heads: 7 = 0.109 L" in few
+    assert "(–: none; few: fewer than 5 heads can never differ)" in few
     low, middle, high = np.quantile(store["report"]["entropy"].values[0], [0.25, 0.5, 0.75])
     assert f"{low:.2f} {middle:.2f} {high:.2f}" in lines["0"]
     del store.datasets["gradient_against_temperature"]

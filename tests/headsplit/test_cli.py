@@ -129,7 +129,7 @@ def test_disagreement_is_exit_code_one(computed):
     [
         (ValueError("length: expected a whole number >= 2, got 1"), 2, "compare: length: expected a whole"),
         (Interrupted("interrupted: the simulation up to τ = 3 is kept in x"), 130, "kept in x"),
-        (KeyboardInterrupt(), 130, "nothing is kept"),
+        (KeyboardInterrupt(), 130, "interrupted: what is stored stays, nothing else is kept"),  # there may be a store
     ],
 )
 def test_errors_are_one_line(computed, error, code, message):
@@ -328,6 +328,12 @@ def test_a_comparison_that_is_stopped_goes_on(monkeypatch, tmp_path):
         rename(aside, path)
         os.replace = rename
         signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:  # before anything is written
+        patch.setattr("sim.train", stop)
+        done = runner.invoke(app, [*words, "--out", "here"])
+    assert done.exit_code == 130
+    assert "interrupted: what is stored stays, nothing else is kept" in done.output
 
     rename = os.replace
     for name, double, reached in (("os.replace", press, "0"), ("theory.gradient_flow", stop, "1")):

@@ -353,6 +353,10 @@ def test_texts_longer_than_the_window(models):
         with pytest.raises(ValueError, match="truncate: expected a bool, got 3"):
             model.tokenize(long, truncate=3)
     assert tokens.strings[-1] == "[SEP]"
+    assert len(model.tokenizer.encode(long, window=3, truncate=True).ids) == 3
+    for window, truncate in ((2, True), (1, True), (2, False)):
+        with pytest.raises(ValueError, match=f"window: expected room for a token beside 2 marks .*, got {window}"):
+            model.tokenizer.encode(long, window=window, truncate=truncate)
 
 
 @SMALL
@@ -390,6 +394,30 @@ def test_wordpieces_from_the_vocabulary_alone(minilm, tmp_path):
     assert alone.ids.tolist() == whole.ids.tolist()
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\x1c", "\x0c", "\xa0", "x"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_the_vocabulary_ends_where_the_file_says(tmp_path, separator, end):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", separator, "a", "b", "hello"]
+    (tmp_path / "vocab.txt").write_bytes("".join(word + end for word in words).encode())
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.size == len(words)
+    assert tokenizer.encode("a b hello", window=9).ids.tolist() == [2, 6, 7, 8, 3]
+
+
+def test_options_of_the_vocabulary_alone(tmp_path):
+    (tmp_path / "vocab.txt").write_text("<u>\n[CLS]\n[SEP]\na\nA\n")
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"unk_token": {"content": "<u>", "lstrip": False}, "do_lower_case": False}))
+    assert read_tokenizer(tmp_path).encode("a A b", window=9).ids.tolist() == [1, 3, 4, 0, 2]
+    for name, value in (
+        ("unk_token", None), ("cls_token", {}), ("do_lower_case", None), ("do_lower_case", "yes"),
+        ("tokenize_chinese_chars", 1), ("strip_accents", 0),
+    ):  # fmt: skip
+        config.write_text(json.dumps({"unk_token": "<u>", name: value}))
+        with pytest.raises(ValueError, match=rf"tokenizer_config\.json: {name}: expected .*, got {value!r}"):
+            read_tokenizer(tmp_path)
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -424,8 +452,12 @@ def test_missing_and_misshaped_weights_are_named(copy):
     with pytest.raises(ValueError, match=r"weights: .*, got wte\.weight \(99, 31\) instead of \(99, 32\)$"):
         load_pretrained(folder)
     store(folder, arrays | {"transformer.wte.weight": np.full((99, 32), np.nan, np.float32)})
-    with pytest.raises(ValueError, match=r"weights: expected finite numbers, got some that are not in wte\.weight"):
+    with pytest.raises(ValueError, match=r"weights: expected finite numbers in .*, got some that .* in wte\.weight"):
         load_pretrained(folder)
+    store(folder, arrays | {"transformer.wte.weight": np.full((99, 32), 1e300)})  # finite as it is stored
+    with pytest.raises(ValueError, match=r"weights: expected finite numbers in float32, got some .* in wte\.weight"):
+        load_pretrained(folder)
+    load_pretrained(folder, dtype=jnp.float64)
 
 
 def test_weights_that_are_there_twice_or_not_real(copy):
@@ -434,9 +466,10 @@ def test_weights_that_are_there_twice_or_not_real(copy):
     store(folder, arrays | {"wte.weight": arrays["transformer.wte.weight"]})
     with pytest.raises(ValueError, match=r"weights: expected each once, got another (transformer\.)?wte\.weight"):
         load_pretrained(folder)
-    store(folder, arrays | {"transformer.wte.weight": arrays["transformer.wte.weight"].astype(np.complex64)})
-    with pytest.raises(ValueError, match=r"wte\.weight: expected real numbers, got complex64"):
-        load_pretrained(folder)
+    for kind in ("complex64", "bool", "int32"):
+        store(folder, arrays | {"transformer.wte.weight": arrays["transformer.wte.weight"].astype(kind)})
+        with pytest.raises(ValueError, match=rf"wte\.weight: expected floating-point numbers, got {kind}"):
+            load_pretrained(folder)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, -1])
@@ -491,6 +524,8 @@ def test_pickles_and_no_weights(copy):
         ("gpt2", {"activation_function": "swish"}, "activation_function: expected 'gelu' or .*, got 'swish'"),
         ("gpt2", {"layer_norm_epsilon": -1}, "layer_norm_epsilon: expected a number between 0 and 1, got -1"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
+        ("gpt2", {"scale_attn_weights": 0}, "scale_attn_weights: expected True or False, got 0"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": 1}, "inverse_layer_idx: expected True or False, got 1"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type: expected 'absolute', got"),
         ("bert", {"is_decoder": True}, "is_decoder: expected False, got True"),
         ("bert", {"num_hidden_layers": 3}, r"weights: expected all 53 .*, got none called encoder\.layer\.2\."),

@@ -405,6 +405,19 @@ def test_rows_masked_as_a_whole(activation, dtype):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers))
 
 
+@pytest.mark.parametrize("activation", [th.Softmax(), *SUMMING[1:], th.BayesSoftmax(0.3)], ids=str)
+def test_masked_tokens_stay_below_scores_however_low(activation):
+    """Two equal tokens share their row's weight, whatever is masked beside them and in the other row."""
+    keep = jnp.array([[True, True, False], [False, False, False]])
+    for low in (-1e20, -1e37):
+        weights, slope = pulled(
+            activation, jnp.array([[low, low, 5.0], [1.0, 2.0, 3.0]], jnp.float32), keep.astype(jnp.float32), keep
+        )
+        share = 1.0 if isinstance(activation, th.BayesSoftmax) else 0.5
+        np.testing.assert_allclose(weights, [[share, share, 0], [0, 0, 0]], rtol=1e-6)
+        np.testing.assert_allclose(slope, 0, atol=1e-6)
+
+
 def test_all_heads_masked_under_one_normalizer():
     weights, slope = pulled(th.BayesSoftmax(), jnp.full((2, 5), -jnp.inf), jnp.ones((2, 5)))
     assert (weights == 0).all()

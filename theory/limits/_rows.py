@@ -41,14 +41,15 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise invalid(name, " or ".join(map(repr, choices)), repr(value))
 
 
-def _wider(*arrays: Array) -> Any:
-    return jnp.float64 if any(array.dtype == jnp.float64 for array in arrays) else jnp.float32
+def floats(name: str, *values: Any, least_axes: int = 0, beside: Any = None) -> list[Array]:
+    """The values as arrays of one type, float32 at least; NaN and infinities are refused.
 
-
-def floats(name: str, *values: Any, least_axes: int = 0) -> list[Array]:
-    """The values as arrays of one type, float32 at least; NaN and infinities are refused."""
+    It is float64 if that of one is, `beside` counted, or if all are whole numbers.
+    """
     kept = [jnp.asarray(value) for value in values]
-    dtype = _wider(*kept)
+    given = [array.dtype for array in (*kept, *(() if beside is None else (beside,)))]
+    fractions = [dtype for dtype in given if jnp.issubdtype(dtype, jnp.floating)]
+    dtype = jnp.float64 if jnp.float64 in fractions or not fractions else jnp.float32
     for array in kept:
         if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
             raise invalid(name, "real numbers", f"type {array.dtype}")
@@ -92,9 +93,8 @@ def rows_of(weights: Any, vectors: Any = None, *, where: Any = None, count: str 
         vectors = jnp.asarray(vectors)
         if vectors.ndim < 2:
             raise invalid("vectors", "shape (L, d) or (..., L, d)", f"shape {vectors.shape}")
-        (vectors,), (weights,) = floats("vectors", vectors, least_axes=2), floats("weights", weights, least_axes=1)
-        dtype = _wider(weights, vectors)
-        weights, vectors = weights.astype(dtype), vectors.astype(dtype)
+        (vectors,) = floats("vectors", vectors, least_axes=2, beside=jnp.asarray(weights))
+        (weights,) = floats("weights", weights, least_axes=1, beside=vectors)
         tokens, dim = vectors.shape[-2:]
         if tokens != weights.shape[-1]:
             raise invalid("vectors", f"one per weight, {weights.shape[-1]}", f"shape {vectors.shape}")
@@ -107,6 +107,14 @@ def rows_of(weights: Any, vectors: Any = None, *, where: Any = None, count: str 
     present = jnp.ones(shape, bool) if where is None else where.reshape(shape)
     counted = present if count == "own" else jnp.ones(shape, bool)
     return Rows(weights.reshape(shape), present, counted, shared, weights.shape[:-1])
+
+
+def non_negative_rows(weights: Any, vectors: Any = None, *, where: Any = None, count: str = "own") -> Rows:
+    """As `rows_of`, of weights that are nowhere negative."""
+    rows = rows_of(weights, vectors, where=where, count=count)
+    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
+        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
+    return rows
 
 
 def ranked(weights: Float[Array, " L"], present: Bool[Array, " L"]) -> tuple[Int[Array, " L"], Int[Array, " L"]]:

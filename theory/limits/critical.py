@@ -1,5 +1,6 @@
 """The critical number of selected tokens: where measured and expected distances cease to differ (docs/limits.md §3)."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
-from scipy.special import gammaln
-from scipy.stats import kstwo
 
 from theory._checks import invalid, whole
 from theory.limits._rows import FORMS, MEMORY, chunk_of, one_of, product, ranked, root, rows_of
@@ -70,12 +69,13 @@ def ks_statistic(first: Any, second: Any) -> np.ndarray:
 
 
 def ks_p_value(statistic: Any, first: int, second: int) -> np.ndarray:
-    """P(D ≥ statistic) for two independent samples of sizes n and m from one continuous law.
+    """P(D ≥ statistic) for two independent samples of sizes n and m from one continuous law: exact.
 
-    Exact for n = m (2 Σ_k (−1)^{k+1} C(2n, n−kh)/C(2n, n), h = nD); else the asymptotic law with nm/(n+m) samples.
+    Both sorted together are a path of n + m steps drawn uniformly; that D ≥ statistic is to meet |i/n − j/m| ≥
+    statistic at i steps of the first and j of the second. Takes (n + m) n operations for each different statistic.
 
     Args:
-        statistic: D, any shape, from 0 to 1.
+        statistic: D, any shape, from 0 to 1; one that is no multiple of 1/(nm) counts as the next.
         first: n.
         second: m.
 
@@ -86,21 +86,38 @@ def ks_p_value(statistic: Any, first: int, second: int) -> np.ndarray:
         ValueError: a size below 1, or D outside 0 … 1.
 
     >>> from theory.limits import ks_p_value
-    >>> round(float(ks_p_value(0.75, 4, 4)), 6)
-    0.228571
+    >>> [round(float(p), 6) for p in ks_p_value([0.5, 0.75], 4, 4)]
+    [0.771429, 0.228571]
     """
     n, m = whole("first", first, 1), whole("second", second, 1)
     statistic = np.asarray(statistic, float)
     if not np.all((statistic >= 0) & (statistic <= 1)):
         raise invalid("statistic", "numbers from 0 to 1", statistic.tolist())
-    if n != m:
-        return np.asarray(kstwo.sf(statistic, max(1, round(n * m / (n + m)))))
-    height = np.rint(n * statistic)[..., None]
-    k = np.arange(1, n + 1)
-    below = n - k * height
-    logs = 2 * gammaln(n + 1) - gammaln(np.maximum(below, 0) + 1) - gammaln(n + k * height + 1)
-    terms = np.where((below >= 0) & (height > 0), np.where(k % 2, 2.0, -2.0) * np.exp(logs), 0)
-    return np.where(height[..., 0] > 0, np.clip(terms.sum(axis=-1), 0, 1), 1.0)
+    scaled = statistic * n * m
+    near = np.rint(scaled)
+    least = np.where(np.abs(scaled - near) <= 1e-12 * near, near, np.ceil(scaled))  # of |i m − j n|, whole numbers
+    heights, places = np.unique(least, return_inverse=True)
+    return np.asarray(_meeting(heights, n, m)[places.reshape(statistic.shape)])
+
+
+def _meeting(heights: Float[np.ndarray, " U"], n: int, m: int) -> Float[np.ndarray, " U"]:
+    """Probability that |i m − j n| reaches each height on the path: a sum of what gets there, without differences."""
+    i = np.arange(n + 1)
+    below = np.zeros((len(heights), n + 1))  # probability of i at this step, the height not reached yet
+    below[:, 0] = 1
+    reached = np.zeros(len(heights))
+    for step in range(n + m + 1):
+        if step:
+            of_first = (n - i[:-1]) / (n + m - step + 1)
+            of_second = np.maximum(m - (step - 1 - i), 0) / (n + m - step + 1)
+            below[:, 1:], below[:, 0] = (
+                below[:, 1:] * of_second[1:] + below[:, :-1] * of_first,
+                below[:, 0] * of_second[0],
+            )
+        there = np.abs(i * m - (step - i) * n) >= heights[:, None]
+        reached += np.where(there, below, 0).sum(axis=-1)
+        below[there] = 0
+    return np.minimum(reached, 1)
 
 
 def mean_distances(
@@ -116,7 +133,8 @@ def mean_distances(
     """d̃ of the N largest weights and its expectation for every N up to `upto`, averaged over query rows.
 
     One pass over N adds one token at a time to ‖s‖² and s·x_i through x_i·x_j: as costly as a few N by matrix products.
-    Rounding is relative to (Σ α_j‖x_j‖)²: where ‖s‖ is far below that, float64 is safer. New `upto` recompile nothing.
+    A squared distance has an error below (N+d+4) ε S², S and ε as in `distances`: where ‖s‖ is far below S, float64 is
+    safer. New `upto` recompile nothing.
 
     Args:
         weights: α, (*lead, Q, L).
@@ -206,7 +224,7 @@ def critical_count(
         raise invalid("weights", "shape (heads, Q, L), or more axes of heads", f"shape {np.shape(weights)}")
     length = np.shape(weights)[-1]
     heads = int(np.prod(np.shape(weights)[:-2]))
-    if ks_p_value(1.0, heads, heads) >= level:
+    if heads < least_heads(level):
         raise invalid("weights", f"more heads: samples of {heads} never differ at level {level}", np.shape(weights))
     last = length - 1
     if count == "own" and where is not None:
@@ -232,6 +250,11 @@ def critical_count(
         statistic,
         p_value,
     )
+
+
+def least_heads(level: float) -> int:
+    """The fewest heads whose samples can differ at the level: two of n that do not overlap have p = 2/C(2n, n)."""
+    return next(heads for heads in itertools.count(1) if ks_p_value(1.0, heads, heads) < level)
 
 
 def until_alike(

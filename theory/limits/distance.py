@@ -5,11 +5,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
-from theory._checks import invalid, is_concrete
-from theory.limits._rows import FORMS, MEMORY, Row, Rows, one_of, over_rows, product, root, rows_of
+from theory.limits._rows import FORMS, MEMORY, Row, non_negative_rows, one_of, over_rows, product, root, rows_of
 from theory.limits._vectors import Vectors, contexts, pairwise, with_squares
 
 
@@ -47,9 +45,10 @@ def distances(
 ) -> Distances:
     """Measured distances between the context vector s = Σ_{i∈I} α_i x_i and the tokens left out.
 
-    The distances come from ‖s‖² − 2 α_i s·x_i + α_i²‖x_i‖²: with S = Σ_{j∈I} α_j‖x_j‖ + α_i‖x_i‖ and the rounding
-    unit ε of the type, one of size δ has an error below min(16 ε S²/δ, 4 √ε S), as long as squares of α_i‖x_i‖ neither
-    under- nor overflow (in float32: from 1e-18 to 1e18). Equal weights are ranked by position.
+    The distances come from ‖s‖² − 2 α_i s·x_i + α_i²‖x_i‖²: with S = Σ_{j∈I} α_j‖x_j‖ + α_i‖x_i‖ and ε the distance of
+    1 to the next number of the type, one of size δ has an error below N ε S/2 + min((d+4) ε S²/δ, √((d+4) ε) S),
+    whatever the order of sums (docs/limits.md §3), as long as squares of α_i‖x_i‖ neither under- nor overflow (in
+    float32: from 1e-18 to 1e18). Equal weights are ranked by position.
 
     Args:
         weights: α, (..., L), any leading axes (layers, heads, queries).
@@ -117,7 +116,7 @@ def distance_bound(
     3.0
     """
     one_of("form", form, FORMS)
-    rows = _non_negative(rows_of(weights, vectors, where=where, count=count))
+    rows = non_negative_rows(weights, vectors, where=where, count=count)
     options = {"prepare": _with_pairs, "memory": memory}
     if selected is None:
         kernel = _bound_top if form == "sharp" else _bound_top_printed
@@ -156,7 +155,7 @@ def norm_interval(
     >>> float(low), float(high)
     (0.5, 1.5)
     """
-    rows = _non_negative(rows_of(weights, vectors, where=where, count=count))
+    rows = non_negative_rows(weights, vectors, where=where, count=count)
     return over_rows(_interval, rows, counts, selected, prepare=with_squares, arrays=2, memory=memory)
 
 
@@ -227,12 +226,6 @@ def second_moment(
     """
     rows = rows_of(weights, vectors, where=where, count=count)
     return over_rows(_second_moment, rows, counts, None, prepare=with_squares, memory=memory)
-
-
-def _non_negative(rows: Rows) -> Rows:
-    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
-        raise invalid("weights", "no negative entry, for which the bound is none", float(np.min(rows.weights)))
-    return rows
 
 
 def _left_out(row: Row) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from theory._checks import invalid, is_concrete, non_negative, positive
-from theory.limits._rows import MEMORY, Row, floats, one_of, over_rows, rows_of
+from theory.limits._rows import MEMORY, Row, floats, non_negative_rows, one_of, over_rows, rows_of
 from theory.limits._vectors import Vectors, contexts, with_squares
 
 FORMS = ("sharp", "mcdiarmid", "limit", "printed")
@@ -119,24 +119,22 @@ def separability_bounds(
     for name, value, forms in (("dim", dim, ("sharp", "mcdiarmid")), ("separation", separation, ("printed",))):
         if form in forms and value is None:
             raise invalid(name, f"a number with form={form!r}", None)
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     dtype = rows.weights.dtype
-    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
-        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
     number = 1 if counts is None else jnp.atleast_1d(jnp.asarray(counts)).shape[0]
     flat = counts is None or np.ndim(counts) == 0
     (radius,) = floats("radius", radius)
     if is_concrete(radius) and bool(np.any(np.asarray(radius) < 0)):
         raise invalid("radius", "no negative entry", radius.tolist())
-    each = _shaped_radius(radius.astype(dtype), rows.lead if flat else (*rows.lead, number))
-    each = each.reshape(*rows.weights.shape[:2], number)
+    each = _shaped_radius(radius.astype(jnp.float64), rows.lead if flat else (*rows.lead, number))
+    m = positive("norm", norm, 0)  # everything below is in units of M
     if form == "printed":
-        second = non_negative("separation", separation, 0)
+        other = non_negative("separation", separation, 0) / m
     else:
-        second = positive("dim", 1.0 if dim is None else dim, 0)
-    pair = jnp.stack([positive("norm", norm, 0), second]).astype(dtype)
-    pairs = jnp.broadcast_to(pair, (*rows.weights.shape[:2], 2))
-    return over_rows(_BOUNDS[form], rows, counts, selected, extra=(each, pairs), memory=memory)
+        other = 2 / positive("dim", 1.0 if dim is None else dim, 0)
+    each = (each / m).astype(dtype).reshape(*rows.weights.shape[:2], number)
+    others = jnp.broadcast_to(other.astype(dtype), rows.weights.shape[:2])
+    return over_rows(_BOUNDS[form], rows, counts, selected, extra=(each, others), memory=memory)
 
 
 def coverage(level: Any, heads: Any) -> Float[Array, "..."]:
@@ -194,50 +192,60 @@ def _mean_over_selected(row: Row, terms: Array) -> Array:
     return jnp.sum(jnp.where(row.selected, terms, 0), axis=-1) / size
 
 
-def _others(row: Row, values: Array) -> Float[Array, "K L"]:
-    """Σ_{j∈I, j≠i} of values, for i∈I; for the largest without the difference, which would leave no digits."""
-    inside = jnp.where(row.selected, values[None], 0)
-    largest = jnp.arange(values.shape[0])[None] == jnp.argmax(inside, axis=-1, keepdims=True)
-    rest = jnp.sum(jnp.where(largest, 0, inside), axis=-1, keepdims=True)
-    total = jnp.sum(inside, axis=-1, keepdims=True)
-    return jnp.where(largest, rest, jnp.maximum(total - values[None], 0))
+def _others(row: Row, power: int) -> Float[Array, "K L"]:
+    """(Σ_{j∈I, j≠i} α_j^p)^{1/p} for i∈I, p = 1 or 2: of weights as small as they may be.
+
+    For the largest weight that is the sum of the rest: a difference would leave no digits.
+    """
+    inside = jnp.where(row.selected, row.weights[None], 0)
+    largest = jnp.arange(row.weights.shape[0])[None] == jnp.argmax(inside, axis=-1, keepdims=True)
+
+    def sum_beside(values: Array, left_out: Array | float) -> Array:
+        top = jnp.max(values, axis=-1, keepdims=True)
+        unit = jnp.where(top > 0, top, 1)
+        total = jnp.sum((values / unit) ** power, axis=-1, keepdims=True)
+        rest = jnp.maximum(total - (left_out / unit) ** power, 0)
+        return unit * (jnp.sqrt(rest) if power == 2 else rest)
+
+    return jnp.where(largest, sum_beside(jnp.where(largest, 0, inside), 0.0), sum_beside(inside, inside))
 
 
-def _sharp(row: Row, given: None, counts: Array, radius: Array, pair: Array) -> tuple[Array, Array]:
-    v2, r2 = pair[0] ** 2 * _others(row, row.weights**2), (radius**2)[:, None]
-    noise = 2 / pair[1] * v2**2
-    total = (r2 - v2) ** 2 + noise
-    kappa = jnp.where(total > 0, noise / jnp.where(total > 0, total, 1), 0)
+def _sharp(row: Row, given: None, counts: Array, radius: Array, noise: Array) -> tuple[Array, Array]:
+    v, r = _others(row, 2), radius[:, None]
+    ratio = r / jnp.where(v > 0, v, 1)
+    total = ((ratio - 1) * (ratio + 1)) ** 2 + noise
+    kappa = jnp.where((v > 0) & (total > 0), noise / jnp.where(total > 0, total, 1), 0)
     return (
-        _mean_over_selected(row, jnp.where(r2 > v2, 1 - kappa, 0)),
-        _mean_over_selected(row, jnp.where(r2 >= v2, 1, kappa)),
+        _mean_over_selected(row, jnp.where(r > v, 1 - kappa, 0)),
+        _mean_over_selected(row, jnp.where(r >= v, 1, kappa)),
     )
 
 
-def _mcdiarmid(row: Row, given: None, counts: Array, radius: Array, pair: Array) -> tuple[Array, Array]:
-    v, r = pair[0] * jnp.sqrt(_others(row, row.weights**2)), radius[:, None]
+def _mcdiarmid(row: Row, given: None, counts: Array, radius: Array, noise: Array) -> tuple[Array, Array]:
+    v, r = _others(row, 2), radius[:, None]
 
     def tail(gap):  # exp(−gap²₊/(2v²)), with its limit at v = 0
         gap = jnp.maximum(gap, 0)
         ratio = gap / jnp.where(v > 0, v, 1)
         return jnp.where(v > 0, jnp.exp(-(ratio**2) / 2), jnp.where(gap > 0, 0, 1))
 
-    upper = tail(v / jnp.sqrt(1 + 2 / pair[1]) - r)
+    upper = tail(v / jnp.sqrt(1 + noise) - r)
     return 1 - _mean_over_selected(row, tail(r - v)), _mean_over_selected(row, upper)
 
 
-def _limit(row: Row, given: None, counts: Array, radius: Array, pair: Array) -> tuple[Array, Array]:
-    v2 = pair[0] ** 2 * _others(row, row.weights**2)
-    share = _mean_over_selected(row, jnp.where(v2 < (radius**2)[:, None], 1, 0).astype(v2.dtype))
+def _limit(row: Row, given: None, counts: Array, radius: Array, noise: Array) -> tuple[Array, Array]:
+    v = _others(row, 2)
+    share = _mean_over_selected(row, jnp.where(v < radius[:, None], 1, 0).astype(v.dtype))
     return share, share
 
 
-def _printed(row: Row, given: None, counts: Array, radius: Array, pair: Array) -> tuple[Array, Array]:
-    apart, squares = _others(row, row.weights), _others(row, row.weights**2)
-    xi2 = pair[0] ** 2 * apart**2 - pair[1] ** 2 / 2 * jnp.maximum(apart**2 - squares, 0)
-    xi, r = jnp.sqrt(jnp.maximum(xi2, 0)), radius[:, None]
+def _printed(row: Row, given: None, counts: Array, radius: Array, separation: Array) -> tuple[Array, Array]:
+    apart, v, r = _others(row, 1), _others(row, 2), radius[:, None]
+    pairs = jnp.maximum(1 - (v / jnp.where(apart > 0, apart, 1)) ** 2, 0)  # Σ_{j≠k≠i} α_jα_k over (A − α_i)²
+    less = jnp.where(pairs > 0, separation**2 / 2 * pairs, 0)
+    xi = apart * jnp.sqrt(jnp.maximum(1 - less, 0))
     ratio = jnp.where(r > 0, xi / jnp.where(r > 0, r, 1), jnp.where(xi > 0, jnp.inf, 0))
-    upper = jnp.exp(-((xi - r) ** 2) / (2 * pair[0] ** 2))
+    upper = jnp.exp(-((xi - r) ** 2) / 2)
     return 1 - _mean_over_selected(row, ratio), _mean_over_selected(row, upper)
 
 

@@ -6,19 +6,20 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from theory._checks import invalid, is_concrete, non_negative, positive, typed_key, whole
+from theory._checks import invalid, non_negative, positive, typed_key, whole
 from theory.activation import BayesSoftmax
-from theory.limits._rows import FORMS, floats, one_of, rows_of
+from theory.limits._rows import FORMS, floats, non_negative_rows, one_of, rows_of
+
+_ROUNDINGS = 4  # times the largest rounding error seen: what lies below is taken for rounding
 
 
 class JacobianNorm(eqx.Module):
     """Spectral norms by power iteration, one per row (per matrix of heads and tokens if joint)."""
 
-    value: Float[Array, "..."]  # never above the norm, but for rounding
-    residual: Float[Array, "..."]  # ‖JᵀJv − σ²v‖/σ² of the last direction v, σ the value; 0 where J = 0
+    value: Float[Array, "..."]  # never above the norm, but for rounding; 0 where no larger than rounding seen
+    residual: Float[Array, "..."]  # ‖JᵀJv − σ²v‖/σ² of the last direction v, σ the value; 0 where that is 0
     converged: Bool[Array, "..."]  # residual within the tolerance
     iterations: Int[Array, "..."]  # the most that any row took
 
@@ -29,7 +30,7 @@ def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Floa
     Softmax at temperature T has |F'/F| = 1/T. Attained by two tokens of weight ½ with the same F'/F.
 
     Args:
-        weights: α, (..., L), rows that sum to 1.
+        weights: α ≥ 0, (..., L), rows that sum to 1.
         slope: max|F'/F| over the row's logits, a number or (...).
         where: True where a token may be attended.
 
@@ -37,14 +38,14 @@ def jacobian_bound(weights: Any, *, slope: Any = 1.0, where: Any = None) -> Floa
         The bound (...).
 
     Raises:
-        ValueError: a number is not finite, slope is negative, or a shape does not fit.
+        ValueError: a weight or slope is negative or not finite, or a shape does not fit.
 
     >>> import jax.numpy as jnp
     >>> from theory.limits import jacobian_bound
     >>> jacobian_bound(jnp.array([[0.5, 0.5], [0.9, 0.1]])).tolist()
     [0.5, 0.18...]
     """
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
     slope = jnp.broadcast_to(non_negative("slope", slope), rows.lead).astype(w.dtype)
     top = jax.nn.one_hot(jnp.argmax(w, axis=-1), w.shape[-1], dtype=jnp.bool_)
@@ -107,7 +108,7 @@ def softmax_jacobian_norm(
     The root is found by bisection of log λ; if the largest weight occurs twice it is the root itself.
 
     Args:
-        weights: α, (..., L), rows that sum to 1.
+        weights: α ≥ 0, (..., L), rows that sum to 1.
         temperature: T > 0, a number or (...).
         where: True where a token may be attended.
         steps: halvings; 60 leave only rounding in float64.
@@ -124,10 +125,8 @@ def softmax_jacobian_norm(
     >>> [round(float(norm), 6) for norm in norms]
     [1.0, 0.36]
     """
-    rows = rows_of(weights, where=where)
+    rows = non_negative_rows(weights, where=where)
     w = rows.weights.reshape(*rows.lead, -1)
-    if is_concrete(w) and bool(np.any(np.asarray(w) < 0)):
-        raise invalid("weights", "no negative entry", float(np.min(np.asarray(w))))
     temperature = jnp.broadcast_to(positive("temperature", temperature), rows.lead).astype(w.dtype)
     if w.shape[-1] == 1:
         return jnp.zeros(rows.lead, w.dtype)
@@ -150,7 +149,8 @@ def jacobian_norm(
     tolerance/2 of the value, relatively; as the start is random it is the largest one, and where that is not
     nearly repeated the error is of the order of tolerance². Axes before the last two are gone through one by one.
     Derivatives of an activation have their own rounding besides: of softmax, some ε/T absolutely
-    (`softmax_jacobian_norm` keeps all digits of small norms).
+    (`softmax_jacobian_norm` keeps all digits of small norms). It shows where Jᵀu·v and u·Jv part, u = Jv/‖Jv‖. A row
+    ends as well, not converged, where rounding keeps its residual from falling; a norm that is no more than that is 0.
 
     Args:
         activation: a `theory.Activation`, or any function that maps logits (..., L) to weights of the same shape.
@@ -292,11 +292,14 @@ def _power_of_block(activation, logits, where, axes, tolerance, iterations, key)
     _, forward = jax.linearize(weights, logits)
     backward = jax.linear_transpose(forward, logits)
 
+    def settled(residual, value, rounding):
+        return (residual <= tolerance) | (residual * value <= _ROUNDINGS * rounding)
+
     def go_on(state):
-        return (state[0] < iterations) & ~jnp.all(state[3] <= tolerance)
+        return (state[0] < iterations) & ~jnp.all(settled(*state[2:]))
 
     def step(state):
-        count, vector, *_ = state
+        count, vector, *_, rounding = state
         image = forward(vector)
         value = _length(image, axes)
         usable = value > 0
@@ -304,14 +307,18 @@ def _power_of_block(activation, logits, where, axes, tolerance, iterations, key)
         back = jnp.where(where, backward(image / safe)[0], 0)  # JᵀJv/‖Jv‖, near ‖Jv‖ v
         residual = jnp.where(usable, _length(back - value * vector, axes) / safe, 0)
         size = _length(back, axes)
-        stay = (residual <= tolerance) | (size == 0)
+        apart = jnp.abs(jnp.sum(back * vector, axis=axes, keepdims=True) - value)  # 0 but for rounding
+        rounding = jnp.maximum(rounding, apart)
+        stay = settled(residual, value, rounding) | (size == 0)
         vector = jnp.where(stay, vector, back / jnp.where(size > 0, size, 1))
-        return count + 1, vector, value, residual
+        return count + 1, vector, residual, value, rounding
 
     start = _units(key, where, axes, logits.dtype)
     ones = jnp.ones_like(_length(start, axes))
-    count, _, value, residual = jax.lax.while_loop(go_on, step, (jnp.zeros((), jnp.int32), start, ones, ones * jnp.inf))
-    value, residual = jnp.squeeze(value, axes), jnp.squeeze(residual, axes)
+    state = (jnp.zeros((), jnp.int32), start, ones * jnp.inf, ones, 0 * ones)
+    count, _, residual, value, rounding = jax.lax.while_loop(go_on, step, state)
+    none = value <= _ROUNDINGS * rounding  # no digit of it is left
+    value, residual = (jnp.squeeze(jnp.where(none, 0, part), axes) for part in (value, residual))
     return JacobianNorm(value, residual, residual <= tolerance, count)
 
 

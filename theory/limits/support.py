@@ -4,11 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from theory._checks import invalid, is_concrete
-from theory.limits._rows import one_of, rows_of
+from theory.limits._rows import non_negative_rows, one_of
 
 
 def entropy(weights: Any, *, where: Any = None) -> Float[Array, "..."]:
@@ -57,9 +55,7 @@ def effective_support(weights: Any, *, kind: str = "entropy", where: Any = None)
 
 
 def _shares(weights: Any, where: Any) -> Float[Array, "... L"]:
-    rows = rows_of(weights, where=where)
-    if is_concrete(rows.weights) and bool(np.any(np.asarray(rows.weights) < 0)):
-        raise invalid("weights", "no negative entry", float(np.min(np.asarray(rows.weights))))
+    rows = non_negative_rows(weights, where=where)
     return _normalized(rows.weights.reshape(*rows.lead, -1))
 
 

@@ -1,5 +1,7 @@
 """The Kolmogorov–Smirnov search: against SciPy, and the running pass over N against matrix products."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,16 +31,27 @@ def test_the_statistic_of_many_columns():
     np.testing.assert_allclose(ks_statistic(first, second), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 12, 144])
-def test_p_values_against_scipy(size):
-    rng = np.random.default_rng(size)
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (5, 5), (12, 12), (144, 144), (1, 7), (30, 50), (50, 30)])
+def test_p_values_against_scipy(sizes):
+    rng = np.random.default_rng(sizes[0])
     for shift in (0.0, 0.3, 1.0, 9.0):
-        first, second = rng.normal(size=size), rng.normal(shift, size=size)
-        exact = ks_2samp(first, second, method="exact")
-        assert float(ks_p_value(exact.statistic, size, size)) == pytest.approx(exact.pvalue, rel=1e-8)
-    assert float(ks_p_value(0.0, size, size)) == 1
-    other = ks_2samp(rng.normal(size=30), rng.normal(size=50), method="asymp")
-    assert float(ks_p_value(other.statistic, 30, 50)) == pytest.approx(other.pvalue, rel=1e-6)
+        exact = ks_2samp(rng.normal(size=sizes[0]), rng.normal(shift, size=sizes[1]), method="exact")
+        assert float(ks_p_value(exact.statistic, *sizes)) == pytest.approx(exact.pvalue, rel=1e-8)
+    assert float(ks_p_value(0.0, *sizes)) == 1
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (3, 4), (5, 7)])
+def test_p_values_on_and_off_the_lattice(sizes):
+    """Against every order of the two samples."""
+    n, m = sizes
+    orders = [np.isin(np.arange(n + m), places) for places in itertools.combinations(range(n + m), n)]
+    heights = np.array([np.abs(np.cumsum(np.where(order, m, -n))).max() for order in orders])  # in units of 1/(nm)
+    off = np.array([0.3, 0.55, 0.6, 0.75, 0.8, 0.571])
+    on = np.arange(n * m + 1) / (n * m)
+    expected = [np.mean(heights >= d * n * m - 1e-9) for d in (*off, *on)]
+    np.testing.assert_allclose(ks_p_value([*off, *on], n, m), expected, rtol=1e-12)
+    beside = np.clip(np.array([np.nextafter(on, 0), np.nextafter(on, 1)]), 0, 1)  # rounding is no step
+    np.testing.assert_allclose(ks_p_value(beside, n, m)[:, 1:], [expected[len(off) + 1 :]] * 2, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["sharp", "printed"])

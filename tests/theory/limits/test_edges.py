@@ -102,6 +102,12 @@ def test_half_precision_and_whole_numbers_are_taken_as_single():
     assert found.sum_of_norms.dtype == jnp.float32
 
 
+def test_whole_numbers_keep_their_digits_beside_double_precision():
+    for one in (1, 1.0):
+        assert float(distances([one, 0, 0], [[2**24 + 1], [0], [0]], 1).context_norm) == 2**24 + 1
+        assert float(distances([2**24 + 1, 0, 0], [[one], [0], [0]], 1).context_norm) == 2**24 + 1
+
+
 W = np.full((2, L), 1 / L)
 
 
@@ -158,10 +164,18 @@ def test_a_row_of_one_token_has_weight_one_however_wide_the_logits():
     assert high.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("bound", [distance_bound, norm_interval])
+@pytest.mark.parametrize(
+    "bound",
+    [
+        lambda w: distance_bound(w, np.eye(2), 1),
+        lambda w: norm_interval(w, np.eye(2), 1),
+        jacobian_bound,
+        softmax_jacobian_norm,
+    ],
+)
 def test_bounds_refuse_negative_weights(bound):
-    with pytest.raises(ValueError, match="weights: expected no negative entry"):
-        bound(np.array([0.5, -0.25]), np.eye(2), 1)
+    with pytest.raises(ValueError, match=r"weights: expected no negative entry, got -1\.0"):
+        bound(np.array([2.0, -1.0]))
 
 
 def test_a_radius_of_another_shape_is_named():

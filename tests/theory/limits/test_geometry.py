@@ -173,12 +173,21 @@ def test_bounds_take_rows_and_counts():
         np.testing.assert_allclose(high[..., k], by_set[1], rtol=1e-12)
 
 
-def test_scale_of_the_sphere():
-    weights = np.asarray(jax.nn.softmax(jnp.linspace(2.0, 0.0, 32)))
-    for form in ("sharp", "mcdiarmid", "limit"):
-        small = separability_bounds(weights, 0.1, 8, dim=5, form=form)
-        large = separability_bounds(weights, 0.7, 8, dim=5, norm=7.0, form=form)
-        np.testing.assert_allclose(small, large, rtol=1e-9)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 1e-5)])
+def test_scale_of_the_sphere_and_of_the_weights(dtype, tolerance):
+    """The bounds take r over M and the weights: no power of a number may under- or overflow."""
+    weights = np.asarray(jax.nn.softmax(jnp.linspace(2.0, 0.0, 32)), dtype)
+    for form in ("sharp", "mcdiarmid", "limit", "printed"):
+        plain = np.array(separability_bounds(weights, 0.1, 8, dim=5, separation=0.3, form=form))
+        for of_weights, norm in ((1, 7.0), (1, 1e-8), (1, 1e12), (1, 1e-30), (1, 1e30), (1e-25, 1.0), (1e-25, 1e-9)):
+            given = (weights * dtype(of_weights), 0.1 * norm * of_weights, 8)
+            scaled = separability_bounds(*given, dim=5, norm=norm, separation=0.3 * norm, form=form)
+            if of_weights == 1 or form != "printed":  # whose upper side takes M alone
+                np.testing.assert_allclose(scaled, plain, rtol=tolerance)
+    equal = np.full(64, 1 / 64, dtype)
+    low, high = separability_bounds(equal, 0.061e-8, 16, dim=64, norm=1e-8)
+    assert 0.008 < float(low) < 0.0085
+    assert float(high) == 1
 
 
 def test_coverage():

@@ -174,6 +174,22 @@ def test_norms_of_saturated_rows():
         np.testing.assert_allclose(found.value, secular, rtol=1e-3, atol=float(jnp.finfo(dtype).eps))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_rounding_ends_the_iteration(dtype):
+    """Norms from far above the rounding of the derivative, ε/T, to far below: none is iterated on without gain."""
+    temperature, eps = 0.3, float(jnp.finfo(dtype).eps)
+    gaps = temperature * np.linspace(1, 24 if dtype == jnp.float32 else 48, 24)
+    logits = jnp.zeros((24, 6), dtype).at[:, 0].set(jnp.asarray(gaps, dtype)).at[0].set(1.23)
+    where = jnp.ones(logits.shape, bool).at[0, 1:].set(False)  # a row of one token
+    activation = th.Softmax(temperature)
+    found = jacobian_norm(activation, logits, where=where)
+    exact = softmax_jacobian_norm(activation(logits, where), temperature=temperature, where=where)
+    assert int(found.iterations) < 20
+    assert (float(found.value[0]), float(found.residual[0]), bool(found.converged[0])) == (0, 0, True)
+    assert bool(jnp.all(found.converged | (exact < 5000 * eps / temperature)))
+    np.testing.assert_allclose(found.value, exact, rtol=1e-3, atol=4 * eps / temperature)
+
+
 def test_single_precision():
     logits = jax.random.normal(jax.random.key(1), (3, 50, 64), jnp.float32)
     found = jacobian_norm(th.Softmax(), logits)

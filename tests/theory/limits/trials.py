@@ -83,3 +83,11 @@ def _direct(weights, vectors, chosen):
         return jnp.sqrt(jnp.sum((s[:, None] - y) ** 2, axis=-1))
 
     return jax.lax.map(one, (weights, vectors, chosen))
+
+
+def stated_rounding(dtype, number, dim, scale, delta):
+    """The error of a distance δ that `distances` states, S the scale."""
+    eps = float(jnp.finfo(dtype).eps)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_size = np.where(delta > 0, (dim + 4) * eps * scale**2 / delta, np.inf)
+    return number * eps * scale / 2 + np.minimum(by_size, np.sqrt((dim + 4) * eps) * scale)
