@@ -176,12 +176,9 @@ def scatter(ax: Axes, data: xr.Dataset, shown: int) -> list:
         predicted = predicted_scatter(data, str(name), shown)
         if np.isfinite(predicted):
             artists += theory_line(ax, dims, predicted * np.sqrt(shown / dims), q)
-        artists += [
-            ax.errorbar(
-                dims, own["mean"].values, yerr=own["mean_error"].values, fmt="x", color=look(q)["color"], markersize=3.5,
-                elinewidth=0.6, alpha=0.8,
-            )
-        ]  # fmt: skip
+        mean, error = own["mean"].values, own["mean_error"].values
+        colour = look(q)["color"]
+        artists += [ax.errorbar(dims, mean, yerr=error, fmt="x", color=colour, markersize=3.5, elinewidth=0.6)]
     ax.set_xscale("log")
     ax.set_yscale("log")
     for axis in (ax.xaxis, ax.yaxis):
