@@ -178,7 +178,9 @@ def scatter(ax: Axes, data: xr.Dataset, shown: int) -> list:
             artists += theory_line(ax, dims, predicted * np.sqrt(shown / dims), q)
         mean, error = own["mean"].values, own["mean_error"].values
         colour = look(q)["color"]
-        artists += [ax.errorbar(dims, mean, yerr=error, fmt="x", color=colour, markersize=3.5, elinewidth=0.6)]
+        artists += [
+            ax.errorbar(dims, mean, yerr=error, fmt="x", color=colour, markersize=3.5, elinewidth=0.6, zorder=4)
+        ]
     ax.set_xscale("log")
     ax.set_yscale("log")
     for axis in (ax.xaxis, ax.yaxis):

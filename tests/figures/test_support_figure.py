@@ -53,6 +53,7 @@ def test_numbers_are_those_about_the_number_of_points(store):
     assert len(found) == 4
 
 
+@pytest.mark.slow
 def test_one_support_point_needs_one_head(tmp_path):
     """Both activations are the posterior then: the known Bayes risk of one spike (docs/model.md §11)."""
     c = Configuration(priors=("discrete(points=[[1.0]])",), activations=("softmax",), more=0, starts=1)
