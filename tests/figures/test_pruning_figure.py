@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from compare import Store
 from figures import pruning as picture
 from figures.pruning import ORDERS, Configuration, trained_layer
 from headsplit.figures import run
-from sim import MultiHeadAttention, train
+from sim import MultiHeadAttention
 
 mpl.use("Agg")
 TASK = th.SingleLocation(5, 8.0, th.one_hot(2))
@@ -39,16 +41,15 @@ def store():
 
 
 def test_a_layer_is_rebuilt_from_its_order_parameters():
-    layer = MultiHeadAttention.initial(
-        jax.random.key(0), heads=3, features=2, dim=20, activation=th.BayesSoftmax(np.zeros(3), trained=True)
-    )
-    run = train(
-        TASK, layer, learning_rate=1.0, time=0.5, batch=2, key=jax.random.key(1), record=2, evaluation=2, progress=False
-    )
+    own = MultiHeadAttention.initial(jax.random.key(0), heads=3, features=2, dim=20).order()
+    order = th.OrderParameters(np.stack([0 * own.m, own.m]), np.stack([0 * own.r, own.r]))
+    activation = th.BayesSoftmax(np.zeros(3), trained=True)
+    activation = eqx.tree_at(lambda a: a.bias, activation, jnp.arange(6.0).reshape(2, 3))
+    run = th.Trajectory(jnp.arange(2.0), order, activation, jnp.zeros(2), None, None, jnp.array(0), TASK, {})
     again = trained_layer(run, 20)
-    np.testing.assert_allclose(again.order().m, run.order.m[-1], atol=1e-6)
-    np.testing.assert_allclose(again.order().r, run.order.r[-1], atol=1e-6)
-    np.testing.assert_array_equal(again.activation.bias, run.activation.bias[-1])  # pyright: ignore
+    np.testing.assert_allclose(again.order().m, own.m, atol=1e-6)
+    np.testing.assert_allclose(again.order().r, own.r, atol=1e-6)
+    np.testing.assert_array_equal(again.activation.bias, [3.0, 4.0, 5.0])  # pyright: ignore
     assert again.dim == 20
 
 
