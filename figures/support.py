@@ -136,7 +136,7 @@ def excesses(ax: Axes, bayes: xr.Dataset, found: list[xr.Dataset], tolerance: fl
         over = excess(bayes, own)
         artists += ax.plot(own["heads"], np.where(over > tolerance, over, floor), **_look(a))
     ax.set_yscale("log")
-    ax.annotate("0 within the error", (0.04, 0.035), xycoords="axes fraction", fontsize=6)
+    ax.annotate("0 within the error", (0.04, 0.06), xycoords="axes fraction", fontsize=6)
     _heads_axis(ax, found)
     return artists
 
