@@ -7,7 +7,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -20,6 +19,7 @@ from compare import Store, agreement, residual_scaling
 from compare.lines import Line
 from figures.style import DOUBLE, look, simulation_points, style, theory_line
 from sim import train_reduced
+from sim._lanes import repeated
 from theory import OrderParameters, SingleLocation, Softmax, Trajectory, fluctuations, gradient_flow
 from theory._checks import invalid
 from theory.names import parse_prior
@@ -102,11 +102,6 @@ def bands(c: Configuration) -> xr.Dataset:
         "ratio_error": ("banded", [b.ratio_error for b in ratios.values()], {"long_name": "its standard error"}),
     }
     return xr.Dataset(data, coords={"banded": list(ratios)}, attrs={"dim": c.shown, "report": str(scaling)})
-
-
-def repeated(tree: Any, replicas: int) -> Any:
-    """The same numbers for every replica."""
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], replicas, 0), tree)
 
 
 def repeated_flow(flow: Trajectory, replicas: int) -> Trajectory:

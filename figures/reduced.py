@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -18,6 +17,7 @@ from compare.lines import Line
 from figures.scale import number_text
 from figures.style import DOUBLE, NOISE, look, simulation_points, style, theory_line
 from sim import MultiHeadAttention, train, train_reduced
+from sim._lanes import repeated
 from theory import OrderParameters, SingleLocation, Softmax, fluctuations, gradient_flow
 from theory._checks import invalid
 from theory.names import parse_prior
@@ -107,11 +107,6 @@ def large(c: Configuration) -> xr.Dataset:
         },
         attrs={"dim": c.large_dim},
     )
-
-
-def repeated(tree: Any, replicas: int) -> Any:
-    """The same numbers for every replica."""
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], replicas, 0), tree)
 
 
 def split(data: xr.Dataset) -> np.ndarray:

@@ -16,6 +16,7 @@ from compare import Store
 from compare.lines import Line
 from figures.style import COLUMN, look, simulation_points, style, theory_line
 from sim import train_reduced
+from sim._lanes import repeated
 from theory import (
     OrderParameters,
     Quadrature,
@@ -117,10 +118,9 @@ def chain(c: Configuration, spectrum: xr.Dataset) -> xr.Dataset:
     root = jax.random.fold_in(jax.random.key(c.seed), CHAIN)
     rates, errors = [], []
     for i, (task, start) in enumerate(zip(_tasks(c), _starts(c, spectrum, c.chain_split), strict=True)):
-        starts = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], c.replicas, 0), start)
         run = train_reduced(
-            task, Softmax(), starts, dim=c.dim, learning_rate=c.learning_rate, batch=c.batch, time=c.time, record=2,
-            loss=c.loss, evaluation=2, key=jax.random.fold_in(root, i), progress=False,
+            task, Softmax(), repeated(start, c.replicas), dim=c.dim, learning_rate=c.learning_rate, batch=c.batch,
+            time=c.time, record=2, loss=c.loss, evaluation=2, key=jax.random.fold_in(root, i), progress=False,
         )  # fmt: skip
         growth = _growth(run)
         rates.append(np.log(growth.mean()) / float(run.time[-1]))
