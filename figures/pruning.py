@@ -130,8 +130,8 @@ def draw(store: Store) -> Figure:
             ax.set_title(f"{name}, 1/H {c['shares'][a]}" if name != "B-softmax" else name)
         axes[0].set_ylim(bottom=0)  # shared: when all is drawn
         axes[0].set_ylabel("risk without training again")
-        text = f"{title(c['prior'])}, L = {c['length']}, ν = {c['snr']:g}"
-        axes[0].annotate(text, (0.04, 0.03), xycoords="axes fraction")
+        text = f"{title(c['prior'])}\nL = {c['length']}, ν = {c['snr']:g}"
+        axes[0].annotate(text, (0.05, 0.95), xycoords="axes fraction", va="top")
         grey: dict[str, Any] = {"color": "0.3", "markerfacecolor": "white", "markersize": 3.5}
         handles = [Line2D([], [], **{**look(i), "marker": ""}, label=text) for i, text in enumerate(ORDERS.values())]
         handles += [
