@@ -1,9 +1,11 @@
 """Order parameters against τ: the flow and one-pass SGD of the layer at several D, and how fast they approach.
 
 Each run is compared with the flow from its own start. One panel for each D and quantity shows one run; the last column
-the root mean square deviation of all runs in units of D^-1/2, with the prediction of docs/model.md §15. Along a feature
-that splits, the start (√(r_0/D)) and SGD's noise are both of order D^-1/2: they grow at the same rate, so that a run
-leaves the saddle earlier or later than its own flow at any D. Everything else converges.
+the root mean square deviation of all runs in units of D^-1/2, with the scatter predicted to first order along the
+symmetric path (docs/model.md §14, §15). The finite loss adds a bias of order 1/D (§6), which shows at small D, and the
+prediction ends where splits are no longer small. Along a feature that splits, the start (√(r_0/D)) and SGD's noise are
+both of order D^-1/2 and grow at the same rate, so that a run leaves the saddle earlier or later than its flow at any D.
+All else converges.
 """
 
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ from theory import OrderParameters, SingleLocation, fluctuations, gradient_flow
 from theory._checks import invalid, whole
 from theory.names import parse_activation, parse_prior
 from theory.passage import SPLIT_FRACTION, full_split, head_deviation
+from theory.stages import MATCH
 
 _STARTS, _DATA = 1, 2  # purposes of randomness
 PALEST = 0.65  # grey of the smallest D in the last column
@@ -119,15 +122,8 @@ def _band(c: Configuration, run: xr.Dataset) -> xr.Dataset:
     heads, features = run.sizes["head"], run.sizes["feature"]
     order = OrderParameters(jnp.zeros((heads, features)), c.variance * jnp.eye(heads))
     found = fluctuations(_flow(c, order), dim=c.dims[-1], points=c.points).to_xarray()
-    names = ("m_deviation", "r_deviation")
-    return xr.Dataset(
-        {
-            name: (np.sqrt(c.dims[-1]) * found[name]).assign_attrs(long_name=f"√D × {found[name].attrs['long_name']}")
-            if "long_name" in found[name].attrs
-            else np.sqrt(c.dims[-1]) * found[name]
-            for name in names
-        }
-    )
+    scaled = {name: np.sqrt(c.dims[-1]) * found[name] for name in ("m_deviation", "r_deviation")}
+    return xr.Dataset({k: v.assign_attrs(long_name=f"√D × deviation of {k[0]}") for k, v in scaled.items()})
 
 
 def draw(store: Store) -> Figure:
@@ -160,7 +156,7 @@ def _handles(store: Store) -> list[Any]:
         Line2D([], [], color="0.3", label="flow, η/B corrector"),
         Line2D([], [], linestyle="", marker="o", **grey, label="SGD, colour: head"),
         Patch(facecolor=NOISE, linewidth=0, label=r"start, $\pm\sqrt{r_0/D}$"),
-        Line2D([], [], color="black", label="predicted, before the split"),
+        Line2D([], [], color="black", label="predicted scatter, before the split"),
         *(
             Line2D([], [], **_look(store, i), markersize=3, markerfacecolor="white", label=f"D = {dim}")
             for i, dim in enumerate(c["dims"])
@@ -246,23 +242,27 @@ def predicted(store: Store, feature: int | None) -> np.ndarray:
 
 
 def judged_until(store: Store) -> float:
-    """The last record before a flow of any start has split along a feature."""
-    flows, c = store["flows"], store.configuration
+    """The last record at which the flows at the largest D have not begun to split: spreads below `MATCH` of a split."""
+    flows, c = own_flows(store, len(store.configuration["dims"]) - 1), store.configuration
     unit = full_split(SingleLocation(c["length"], c["snr"], parse_prior(c["prior"])))
     spread = head_deviation(flows["m"].values)
-    split = np.any((spread >= SPLIT_FRACTION * unit) & (unit > 0) & (spread > 3 * spread[:, :1]), axis=(0, 2))
-    last = int(np.argmax(split)) - 1 if split.any() else len(split) - 1
+    grown = (spread >= MATCH * SPLIT_FRACTION * unit) & (unit > 0) & (spread > 3 * spread[:, :1])
+    began = np.any(grown, axis=(0, 2))
+    last = int(np.argmax(began)) - 1 if began.any() else len(began) - 1
     return float(flows["time"].values[max(last, 0)])
 
 
-def bias(store: Store, i: int, feature: int | None) -> np.ndarray:
-    """(time,) D × mean of SGD − flow over runs and heads: the O(1/D) bias of the finite loss (docs/model.md §6)."""
+def bias(store: Store, i: int, feature: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """(time,) D × mean of SGD − flow over runs and heads, and its standard error over runs."""
     residual = quantity(store[f"runs_{i}"], feature) - quantity(own_flows(store, i), feature)
-    return store.configuration["dims"][i] * residual.mean(axis=(0, 2))
+    each = store.configuration["dims"][i] * residual.mean(axis=2)
+    count = len(each)
+    error = np.std(each, axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(each.shape[1], np.nan)
+    return each.mean(axis=0), error
 
 
 def numbers(store: Store) -> dict[str, float]:
-    """At half of the time before the split: deviations at the largest D over the predicted, and D × bias at all."""
+    """Before the split: deviations at the largest D over the predicted scatter, and D × bias at the two smallest."""
     c, time, until = store.configuration, store["flows"]["time"].values, judged_until(store)
     k, last = int(np.argmin(np.abs(time - until / 2))), len(c["dims"]) - 1
     found = {"before the split: until τ": until, "compared at τ": float(time[k])}
@@ -271,6 +271,8 @@ def numbers(store: Store) -> dict[str, float]:
         value, error = (row[k] / predicted(store, f)[k] for row in scaled_deviation(store, last, f))
         found[f"{name}, D = {c['dims'][last]}: rms / predicted"] = float(value)
         found[f"{name}, D = {c['dims'][last]}: its error"] = float(error)
-    for i, dim in enumerate(c["dims"]):
-        found[f"m, feature 1: D × mean of SGD − flow, D = {dim}"] = float(bias(store, i, 0)[k])
+    for i, dim in enumerate(c["dims"][:2]):
+        value, error = (row[k] for row in bias(store, i, 0))
+        found[f"m, feature 1, D = {dim}: D × mean of SGD − flow"] = float(value)
+        found[f"m, feature 1, D = {dim}: its error, times D"] = float(error)
     return found

@@ -35,16 +35,17 @@ PARTS = ("tree", "excursion")
 class Configuration:
     """What makes the figure; every field is in the store, exactly."""
 
-    tree_prior: str = "sign_flips(mean=[0.0, 0.0], amplitude=[1.0, 0.7])"
-    tree_snr: float = 8.0
+    tree_prior: str = "sign_flips(mean=[0.0, 0.0], amplitude=[1.0, 0.8])"
+    tree_length: int = 10
+    tree_snr: float = 4.0
     tree_heads: int = 4
-    tree_time: float = 120.0
+    tree_time: float = 400.0
     excursion_prior: str = "sign_flips(mean=[0.0], amplitude=[1.0])"
+    excursion_length: int = 4
     excursion_snr: float = 4.0
-    excursion_start: tuple[float, ...] = (1.2, 1.0, 0.5, -2.7)  # m of the heads, in units of √(r_0/D)
-    excursion_time: float = 600.0
+    excursion_start: tuple[float, ...] = (1.05, 1.0, 0.9, -2.95)  # m of the heads, in units of √(r_0/D)
+    excursion_time: float = 400.0
     activation: str = "Softmax(temperature=1.0)"
-    length: int = 4
     dim: int = 500
     replicas: int = 8
     variance: float = 0.25
@@ -79,7 +80,8 @@ def lines(c: Configuration) -> Iterator[Line]:
 
 
 def _task(c: Configuration, part: str) -> SingleLocation:
-    return SingleLocation(c.length, getattr(c, f"{part}_snr"), parse_prior(getattr(c, f"{part}_prior")))
+    length, snr, prior = (getattr(c, f"{part}_{name}") for name in ("length", "snr", "prior"))
+    return SingleLocation(length, snr, parse_prior(prior))
 
 
 def _order(c: Configuration, part: str) -> OrderParameters:
@@ -147,7 +149,7 @@ def draw(store: Store) -> Figure:
 
 def _facts(c: dict[str, Any], part: str, feature: int) -> str:
     variance = np.asarray(parse_prior(c[f"{part}_prior"]).variance())[feature]
-    return f"Var θ = {variance:.3g}, ν = {c[f'{part}_snr']:g}"
+    return f"Var θ = {variance:.3g}, L = {c[f'{part}_length']}, ν = {c[f'{part}_snr']:g}"
 
 
 def _handles(store: Store) -> list[Any]:
@@ -179,10 +181,13 @@ def overlaps(ax: Axes, store: Store, part: str, feature: int) -> list:
 
 def crossings(ax: Axes, store: Store) -> list:
     """When heads of the runs went through 0 on their way to the other side: mean, standard error, on the line m = 0."""
+    artists: list[Any] = [ax.axhline(0, color="black", linewidth=0.5, zorder=1)]
     mean, error, _ = crossing(store)
-    artists = [ax.errorbar([mean], [0.0], xerr=[error], fmt="o", color="0.3", markerfacecolor="white", markersize=3.5,
-                           elinewidth=0.8, capsize=1.5, zorder=4)] if np.isfinite(mean) else []  # fmt: skip
-    artists.append(ax.axhline(0, color="black", linewidth=0.5, zorder=1))
+    if np.isfinite(mean):
+        options: dict[str, Any] = {"markersize": 3.5, "elinewidth": 0.8, "capsize": 1.5, "zorder": 4}
+        artists.append(
+            ax.errorbar([mean], [0.0], xerr=[error], fmt="o", color="0.3", markerfacecolor="white", **options)
+        )
     return artists
 
 

@@ -80,10 +80,10 @@ def test_deviations_are_in_units_of_one_over_root_dim(store, feature):
     np.testing.assert_array_equal(picture.predicted(store, feature), 2.0 if feature is not None else 3.0)
 
 
-def test_judged_up_to_the_last_record_before_a_split(store):
-    """Spread .02 e^{.4τ} passes ¼ along the second feature after τ = 6.3, from 3/√D or more at the start."""
+def test_judged_up_to_the_last_record_before_splits_begin(store):
+    """Spread .02 e^{.4τ} along the second feature has tripled, and passed .05, after τ = 2.7."""
     store.groups["flows"] = store["flows"].assign(m=store["runs_0"]["m"].isel(replica=[0, 0, 0, 0]))
-    assert picture.judged_until(store) == 6.0
+    assert picture.judged_until(store) == 2.0
     still = store["flows"]["m"] * 0
     store.groups["flows"] = store["flows"].assign(m=still)
     assert picture.judged_until(store) == 8.0
@@ -96,7 +96,7 @@ def test_numbers_compare_with_the_prediction(store):
         np.testing.assert_allclose(ratios, expected)
         assert len(ratios) == count
     for dim in (100, 400):  # ±3/√D, the same for all heads
-        np.testing.assert_allclose(abs(found[f"m, feature 1: D × mean of SGD − flow, D = {dim}"]), 3 * np.sqrt(dim))
+        np.testing.assert_allclose(abs(found[f"m, feature 1, D = {dim}: D × mean of SGD − flow"]), 3 * np.sqrt(dim))
 
 
 def test_the_figure_has_a_panel_for_each_dim_and_quantity(store):

@@ -12,7 +12,6 @@ import theory as th
 from figures import sequential as picture
 from figures.style import COLOURS
 
-
 METHOD = th.Quadrature(1e-8, nodes=64, frequencies=96)  # fixed, to compile once
 
 
