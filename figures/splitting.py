@@ -28,6 +28,7 @@ from theory.names import parse_activation, parse_prior
 
 _START, _DATA = 1, 2  # purposes of randomness
 SINGLE: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.45, "zorder": 1.5}  # runs of the chain
+CROSSING: dict[str, Any] = {"marker": "o", "color": "0.2", "markersize": 3.5, "markerfacecolor": "white"}
 PARTS = ("tree", "excursion")
 
 
@@ -139,7 +140,7 @@ def draw(store: Store) -> Figure:
         ax = figure.add_subplot(grid[1, :])
         overlaps(ax, store, "excursion", 0)
         crossings(ax, store)
-        start = ", ".join(f"{x:g}" for x in c["excursion_start"])
+        start = ", ".join(f"{x:g}" for x in c["excursion_start"]).replace("-", "−")
         ax.set_title(
             f"one feature, {_facts(c, 'excursion', 0)}, from an uneven start m = ({start}) " + r"$\sqrt{r_0/D}$"
         )
@@ -159,8 +160,7 @@ def _handles(store: Store) -> list[Any]:
         *(Line2D([], [], **{**look(h), "marker": ""}, label=f"head {h + 1}, flow") for h in range(heads)),
         Line2D([], [], color="0.3", **SINGLE, label=f"{c['replicas']} runs of the chain, D = {c['dim']}"),
         Patch(facecolor=NOISE, linewidth=0, label=r"$\pm\sqrt{r_0/D}$"),
-        Line2D([], [], linestyle="", marker="o", color="0.3", markersize=3, markerfacecolor="white",
-               label="chain crosses 0, mean ± s.e."),
+        Line2D([], [], linestyle="", **CROSSING, label="excursions of the chain cross 0"),
     ]  # fmt: skip
 
 
@@ -180,27 +180,15 @@ def overlaps(ax: Axes, store: Store, part: str, feature: int) -> list:
 
 
 def crossings(ax: Axes, store: Store) -> list:
-    """When heads of the runs went through 0 on their way to the other side: mean, standard error, on the line m = 0."""
-    artists: list[Any] = [ax.axhline(0, color="black", linewidth=0.5, zorder=1)]
-    mean, error, _ = crossing(store)
-    if np.isfinite(mean):
-        options: dict[str, Any] = {"markersize": 3.5, "elinewidth": 0.8, "capsize": 1.5, "zorder": 4}
-        artists.append(
-            ax.errorbar([mean], [0.0], xerr=[error], fmt="o", color="0.3", markerfacecolor="white", **options)
-        )
-    return artists
+    """Where heads of the runs went through 0 on their way to the other side, on the line m = 0."""
+    found = zeros(store["excursion_runs"])
+    options: dict[str, Any] = {"linestyle": "", "zorder": 4, **CROSSING}
+    return [ax.axhline(0, color="black", linewidth=0.5, zorder=1), *ax.plot(found, np.zeros(len(found)), **options)]
 
 
 def zeros(data: xr.Dataset) -> np.ndarray:
     """When heads of finished excursions went through 0."""
     return data["excursion_zero"].values[np.isfinite(data["excursion_arrived"].values)]
-
-
-def crossing(store: Store) -> tuple[float, float, int]:
-    """Mean time of the runs' finished excursions, its standard error, and their number; NaN where there are too few."""
-    found = zeros(store["excursion_runs"])
-    mean = float(found.mean()) if len(found) else np.nan
-    return mean, float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else np.nan, len(found)
 
 
 def patterns(m: np.ndarray) -> np.ndarray:
@@ -225,8 +213,11 @@ def numbers(store: Store) -> dict[str, float]:
         found[f"stage time, feature {f + 1}, its scatter"] = (
             float(np.std(finite, ddof=1)) if len(finite) > 1 else np.nan
         )
-    mean, error, count = crossing(store)
-    first = zeros(store["excursion_flow"])
+    first, crossed = zeros(store["excursion_flow"]), zeros(store["excursion_runs"])
+    plus = np.sum(store["excursion_runs"]["m"].isel(time=-1).values > 0, axis=(1, 2))
     found["excursion crosses 0, flow"] = float(first[0]) if len(first) else np.nan
-    found |= {"excursions in the runs": float(count), "their mean crossing": mean, "its standard error": error}
+    found["excursions in the runs"] = float(len(crossed))
+    found["their mean crossing"] = float(crossed.mean()) if len(crossed) else np.nan
+    found["its scatter"] = float(crossed.std(ddof=1)) if len(crossed) > 1 else np.nan
+    found["runs that end even"] = float(np.sum(2 * plus == store["excursion_runs"].sizes["head"]))
     return found

@@ -65,16 +65,18 @@ def test_every_head_has_its_flow_and_its_runs(store, part, feature):
 
 
 def test_crossings_are_those_of_finished_excursions(store):
-    np.testing.assert_allclose(picture.crossing(store), (6.5, 1.5, 2))
+    assert picture.zeros(store["excursion_runs"]).tolist() == [5.0, 8.0]
     ax = Figure().subplots()
     picture.crossings(ax, store)
-    assert ax.containers[0].lines[0].get_xdata().tolist() == [6.5]
-    empty = store["excursion_runs"].isel(excursion=slice(0, 0))
-    store.groups["excursion_runs"] = empty
-    mean, error, count = picture.crossing(store)
-    assert np.isnan([mean, error]).all()
-    assert count == 0
-    picture.crossings(Figure().subplots(), store)
+    assert ax.get_lines()[1].get_xdata().tolist() == [5.0, 8.0]
+
+
+def test_no_excursion_is_drawn_and_counted_too(store):
+    for group in ("excursion_runs", "excursion_flow"):
+        store.groups[group] = store[group].isel(excursion=slice(0, 0))
+    found = picture.numbers(store)
+    assert found["excursions in the runs"] == 0
+    assert np.isnan([found["excursion crosses 0, flow"], found["their mean crossing"], found["its scatter"]]).all()
     picture.draw(store)
 
 
@@ -88,8 +90,8 @@ def test_numbers_count_groups_and_crossings(store):
     assert found["the same, mean of the runs"] == 3.5
     assert found["stage time, feature 1, median of the runs"] == 3.5
     assert found["excursion crosses 0, flow"] == 6.0
-    names = ("excursions in the runs", "their mean crossing", "its standard error")
-    np.testing.assert_allclose([found[name] for name in names], (2, 6.5, 1.5))
+    names = ("excursions in the runs", "their mean crossing", "its scatter", "runs that end even")
+    np.testing.assert_allclose([found[name] for name in names], (2, 6.5, np.sqrt(4.5), 0))
 
 
 def test_the_start_of_the_excursion_is_as_given():
