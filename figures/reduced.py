@@ -47,6 +47,7 @@ class Configuration:
     large_learning_rate: float = 8.0
     large_batch: int = 1
     large_records: int = 21
+    corrector_points: int = 2**14  # of the flow: the error of its usual 2^11 is larger than the deviation at D = 10^6
     seed: int = 0
 
     def check(self) -> None:
@@ -96,8 +97,9 @@ def large(c: Configuration) -> xr.Dataset:
         record=c.large_records, evaluation=2, key=own, progress=False,
     )  # fmt: skip
     flow = gradient_flow(
-        task, Softmax(), start, run.time, step_size=c.large_learning_rate / c.large_batch, progress=False
-    )
+        task, Softmax(), start, run.time, step_size=c.large_learning_rate / c.large_batch,
+        corrector_points=c.corrector_points, progress=False,
+    )  # fmt: skip
     band = fluctuations(flow, dim=c.large_dim).to_xarray()
     return xr.Dataset(
         {
