@@ -31,7 +31,6 @@ class Configuration:
     priors: tuple[str, ...] = (
         "sign_flips(mean=[0.0], amplitude=[1.0])",
         "discrete(points=[[1.0, 0.0], [-0.5, 0.8660254037844386], [-0.5, -0.8660254037844386]])",
-        "sign_flips(mean=[0.0, 0.0], amplitude=[1.0, 1.0])",
     )
     activations: tuple[str, ...] = ("softmax", "B-softmax")
     more: int = 1  # heads beyond one for each support point
@@ -53,7 +52,12 @@ class Configuration:
 
 SMALL = Configuration()
 FULL = Configuration(
-    priors=("one_hot(features=2)", "one_hot(features=3)", *SMALL.priors),
+    priors=(
+        "one_hot(features=2)",
+        "one_hot(features=3)",
+        *SMALL.priors,
+        "sign_flips(mean=[0.0, 0.0], amplitude=[1.0, 1.0])",
+    ),
     activations=tuple(ACTIVATIONS),
     more=2,
     starts=8,
