@@ -22,7 +22,7 @@ from compare import Store, stage_times
 from compare.lines import Line
 from figures.style import DOUBLE, look, simulation_points, style, theory_line
 from sim import train_reduced
-from theory import OrderParameters, SingleLocation, Trajectory, gradient_flow
+from theory import OrderParameters, Quadrature, SingleLocation, Trajectory, gradient_flow
 from theory._checks import invalid, whole
 from theory.names import parse_activation, parse_prior
 
@@ -35,19 +35,19 @@ MAX_MARKERS = 16
 class Configuration:
     """What makes the figure; every field is in the store, exactly."""
 
-    prior: str = "gaussian(mean=[0.0, 0.0, 0.0], variance=[1.0, 0.5, 0.25])"
+    prior: str = "gaussian(mean=[0.0, 0.0, 0.0], variance=[1.0, 0.65, 0.42])"
     activation: str = "Softmax(temperature=1.0)"
     heads: int = 6
     length: int = 4
     snr: float = 16.0
-    dim: int = 1000
+    dim: int = 500
     replicas: int = 16
     flows: int = 8  # from the starts of the first runs
     variance: float = 0.1
     learning_rate: float = 8.0
-    batch: int = 32
+    batch: int = 16
     loss: str = "limit"
-    time: float = 250.0
+    time: float = 300.0
     records: int = 76
     threshold: float = 0.1
     seed: int = 0
@@ -98,7 +98,8 @@ def _runs(c: Configuration) -> xr.Dataset:
 def _flows(c: Configuration) -> xr.Dataset:
     run = gradient_flow(
         _task(c), parse_activation(c.activation), _order(c)[: c.flows], np.linspace(0, c.time, c.records),
-        step_size=c.learning_rate / c.batch, tolerance=1e-4, corrector_points=256, progress=False,
+        step_size=c.learning_rate / c.batch, method=Quadrature(1e-4), tolerance=1e-4, corrector_points=256,
+        progress=False,
     )  # fmt: skip
     return _described(c, run)
 

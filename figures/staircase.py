@@ -114,16 +114,23 @@ def _runs(c: Configuration, i: int) -> xr.Dataset:
 
 
 def draw(store: Store) -> Figure:
-    """A panel for each D."""
-    c = store.configuration
+    """A column for each D; below, the last step enlarged where there are several."""
+    c, levels = store.configuration, store["prediction"]["saddle_risk"].values
+    rows = 2 if len(levels) > 2 else 1
     with style():
-        figure = Figure(figsize=(DOUBLE, 2.7), layout="constrained")
-        axes = figure.subplots(1, len(c["dims"]), sharey=True, squeeze=False)[0]
-        for i, ax in enumerate(axes):
-            staircase(ax, store, i)
-            ax.set_title(f"D = {c['dims'][i]}, {c['replicas'][i]} runs")
-            ax.set_xlabel("τ")
-        axes[0].set_ylabel("population risk")
+        figure = Figure(figsize=(DOUBLE, 0.8 + 1.75 * rows), layout="constrained")
+        axes = figure.subplots(rows, len(c["dims"]), sharex="col", sharey="row", squeeze=False)
+        for i, column in enumerate(axes.T):
+            for ax in column:
+                staircase(ax, store, i)
+            column[0].set_title(f"D = {c['dims'][i]}, {c['replicas'][i]} runs")
+            column[-1].set_xlabel("τ")
+        if rows == 2:
+            gap = levels[-2] - levels[-1]
+            axes[1, 0].set_ylim(levels[-1] - 0.5 * gap, levels[-2] + 0.8 * gap)
+        for ax in axes[:, 0]:
+            ax.set_ylabel("population risk")
+        axes[-1, 0].set_ylabel("population risk" if rows == 1 else "enlarged")
         features = [f for f in range(store["prediction"].sizes["feature"]) if _staged(store, f)]
         variance = np.asarray(parse_prior(c["prior"]).variance())
         points: dict[str, Any] = {"color": "0.3", "markerfacecolor": "white", "markersize": 3}

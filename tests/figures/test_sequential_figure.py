@@ -49,7 +49,7 @@ def test_rates_are_those_of_the_risk():
     task = th.SingleLocation(4, 8.0, th.gaussian([0.0, 0.0], [1.0, 0.5]))
     rates = picture.growth_rates(4, 8.0, 2, np.array([1.0, 0.5]))
     for f, rate in enumerate(rates):
-        step, m = 0.04, np.zeros((2, 2, 2))
+        step, m = 0.02, np.zeros((2, 2, 2))
         m[1, :, f] = step, -step
         risks = [float(th.population_risk(task, th.Softmax(), th.OrderParameters(x, x @ x.T), METHOD)) for x in m]
         # along (1, −1)/√2: risk ≈ −½ κ · 2 step²
