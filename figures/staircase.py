@@ -41,8 +41,8 @@ class Configuration:
     heads: int = 4
     length: int = 4
     snr: float = 8.0
-    dims: tuple[int, ...] = (500, 4000)
-    replicas: tuple[int, ...] = (32, 8)  # for each D
+    dims: tuple[int, ...] = (500,)
+    replicas: tuple[int, ...] = (32,)  # for each D
     variance: float = 0.1
     learning_rate: float = 8.0
     batch: int = 16
@@ -50,7 +50,7 @@ class Configuration:
     time: float = 150.0
     records: int = 101
     threshold: float = 0.25
-    samples: int = 32
+    samples: int = 16
     seed: int = 0
 
     def check(self) -> None:
