@@ -84,7 +84,8 @@ def gradient_flow(
             nodes fitted to the hardest recorded state.
         tolerance: relative and absolute error per step of the solver (Tsit5 with adaptive steps). On the
             reference trajectory (docs/model.md §9) the default errs by 4e-6 in m, 2e-5 in r and 6e-7 in the risk.
-        corrector_points: Sobol points per mixture component for C.
+        corrector_points: Sobol points per mixture component for C; r errs by some .01 at η/B = 8 with the default,
+            less with more (docs/model.md §15).
         progress: show a progress bar if it takes over two seconds.
         throw: raise `RunFailed` (which keeps what was computed) if a replica does not reach the end; otherwise
             its code in `result` says so and its later records are NaN.
