@@ -1,8 +1,9 @@
 """Sequential learning: a Gaussian prior with unequal variances is learned one direction after the other.
 
 The amplitude of a feature is the standard deviation over heads of its overlaps, in units of √(ν Var θ_f). At small keys
-it grows like exp(κ_f τ), κ_f = (2/H)(1/L)(1−1/L)(1−2/L) ν Var θ_f (docs/model.md §5): straight lines on the left. The
-stage times on the right are those of the flows, each from the start of one run, and of the runs of the exact chain.
+it grows like exp(κ_f τ), κ_f = (2/H)(1/L)(1−1/L)(1−2/L) ν Var θ_f (docs/model.md §5): dashed on the left. Later
+stages wait at saddles where rates are lower. On the right are the stage times of runs of the exact chain against those
+of the flows from the same starts.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compare import Store, stage_times
 from compare.lines import Line
@@ -41,14 +42,14 @@ class Configuration:
     length: int = 4
     snr: float = 16.0
     dim: int = 500
-    replicas: int = 16
-    flows: int = 8  # from the starts of the first runs
+    replicas: int = 8
     variance: float = 0.1
     learning_rate: float = 8.0
     batch: int = 16
     loss: str = "limit"
+    first: float = 1.0  # record after the start; the others follow geometrically
     time: float = 300.0
-    records: int = 76
+    records: int = 61
     threshold: float = 0.1
     seed: int = 0
 
@@ -56,22 +57,26 @@ class Configuration:
         """Refuses wrong values by name, before anything is computed or written."""
         whole("replicas", self.replicas, 2)
         whole("records", self.records, 4)
-        if not 2 <= self.flows <= self.replicas:
-            raise invalid("flows", f"from 2 to the {self.replicas} runs", self.flows)
+        if not 0 < self.first < self.time:
+            raise invalid("first", f"a time τ before the end ({self.time:g})", self.first)
 
 
 SMALL = Configuration()
-FULL = Configuration(heads=8, dim=10_000, replicas=64, flows=32, time=400.0, records=201)
+FULL = Configuration(dim=10_000, replicas=64, time=1000.0, records=121)
 
 
 def lines(c: Configuration) -> Iterator[Line]:
-    """Runs of the chain, and flows from the starts of some of them."""
+    """Runs of the chain, and flows from their starts."""
     yield Line("runs", f"{c.replicas} runs at D = {c.dim}", partial(_runs, c))
-    yield Line("flows", f"{c.flows} flows from their starts", partial(_flows, c))
+    yield Line("flows", f"{c.replicas} flows from their starts", partial(_flows, c))
 
 
 def _task(c: Configuration) -> SingleLocation:
     return SingleLocation(c.length, c.snr, parse_prior(c.prior))
+
+
+def _clock(c: Configuration) -> np.ndarray:
+    return np.array([0.0, *np.geomspace(c.first, c.time, c.records - 1)])
 
 
 def _order(c: Configuration) -> OrderParameters:
@@ -89,7 +94,7 @@ def _described(c: Configuration, run: Trajectory) -> xr.Dataset:
 def _runs(c: Configuration) -> xr.Dataset:
     run = train_reduced(
         _task(c), parse_activation(c.activation), _order(c), dim=c.dim, learning_rate=c.learning_rate, batch=c.batch,
-        time=c.time, key=jax.random.fold_in(jax.random.key(c.seed), _DATA), record=c.records, loss=c.loss,
+        time=c.time, key=jax.random.fold_in(jax.random.key(c.seed), _DATA), record=_clock(c), loss=c.loss,
         evaluation=2, progress=False, throw=False,
     )  # fmt: skip
     return _described(c, run)
@@ -97,7 +102,7 @@ def _runs(c: Configuration) -> xr.Dataset:
 
 def _flows(c: Configuration) -> xr.Dataset:
     run = gradient_flow(
-        _task(c), parse_activation(c.activation), _order(c)[: c.flows], np.linspace(0, c.time, c.records),
+        _task(c), parse_activation(c.activation), _order(c), _clock(c),
         step_size=c.learning_rate / c.batch, method=Quadrature(1e-4), tolerance=1e-4, corrector_points=256,
         progress=False,
     )  # fmt: skip
@@ -122,10 +127,20 @@ def draw(store: Store) -> Figure:
         handles = [
             *(Line2D([], [], color=look(f)["color"], label=f"Var θ = {v:.3g}") for f, v in enumerate(variance)),
             Line2D([], [], color="0.3", label="flows, median"),
+            Line2D(
+                [],
+                [],
+                color="0.3",
+                linestyle="",
+                marker="|",
+                markersize=7,
+                markeredgewidth=1.6,
+                label="their median stage time",
+            ),
             Line2D([], [], linestyle="", marker="o", **grey, label=f"chain, D = {c['dim']}, median and 25–75 %"),
             Line2D([], [], color="0.3", **GUIDE, label=r"$\propto e^{\kappa_f\tau}$, zero keys"),
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3)
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
     return figure
 
 
@@ -135,57 +150,62 @@ def amplitudes(ax: Axes, store: Store) -> list:
     variance = runs["variance"].values
     rates = growth_rates(c["length"], c["snr"], c["heads"], variance)
     artists, time = [], runs["time"].values
-    some = np.arange(0, len(time), -(-len(time) // MAX_MARKERS))
+    some = np.arange(1, len(time), -(-len(time) // MAX_MARKERS))
     for f, rate in enumerate(rates):
         low, middle, high = np.quantile(runs["amplitude"].values[:, some, f], [0.25, 0.5, 0.75], axis=0)
         errors = np.stack([middle - low, high - middle])
         artists += simulation_points(ax, time[some], middle, errors, f)
         artists += theory_line(ax, flows["time"], np.median(flows["amplitude"].values[:, :, f], axis=0), f)
         start = float(np.median(runs["amplitude"].values[:, 0, f]))
-        until = min(np.log(1 / start) / rate, time[-1])
-        clock = np.array([0.0, until])
+        clock = np.linspace(0, min(np.log(1 / start) / rate, time[-1]), 100)
         artists += ax.plot(clock, start * np.exp(rate * clock), color=look(f)["color"], **GUIDE)
         middle = float(np.median(flows["stage_time"].values[:, f]))
         if np.isfinite(middle):
             artists.append(ax.axvline(middle, ymax=0.06, color=look(f)["color"], linewidth=1.6))
     artists.append(ax.axhline(c["threshold"], color="0.5", linewidth=0.6, linestyle=(0, (1, 1)), zorder=1))
     ax.annotate(
-        "threshold of a stage", (time[-1], c["threshold"]), xytext=(-2, 2), textcoords="offset points", ha="right",
-        fontsize=6,
+        "threshold of a stage", (time[1], c["threshold"]), xytext=(2, 2), textcoords="offset points", fontsize=6
     )  # fmt: skip
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set_xlim(0, time[-1])
+    ax.set_xscale("log")
+    ax.set_xlim(time[1], time[-1])
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set_xlabel("τ")
-    ax.set_ylabel(r"spread of $m_{hf}$ over heads / $\sqrt{\nu\,\mathrm{Var}\,\theta_f}$")
+    ax.set_ylabel("spread of $m_{hf}$ over heads,\nin units of " + r"$(\nu\,\mathrm{Var}\,\theta_f)^{1/2}$")
     return artists
 
 
 def times(ax: Axes, store: Store) -> list:
     """Stage times of each run against those of its own flow; equal on the diagonal."""
-    runs, flows, artists = store["runs"], store["flows"], []
-    count = flows.sizes["replica"]
-    largest = 1.0
-    for f in range(runs.sizes["feature"]):
-        expected, seen = flows["stage_time"].values[:, f], runs["stage_time"].values[:count, f]
-        artists += simulation_points(ax, expected, seen, np.nan * seen, f, linestyle="", markersize=3.5)
-        both = np.concatenate([expected, seen])
-        largest = max(largest, *both[np.isfinite(both)])
-    ends = np.array([0.0, 1.05 * largest])
-    artists += ax.plot(ends, ends, color="black", linewidth=0.8, zorder=1)
-    ax.set_xlim(*ends)
-    ax.set_ylim(*ends)
-    ax.set_xlabel("stage time, flow from the run's own start")
-    ax.set_ylabel("stage time, chain")
+    expected, seen = (store[group]["stage_time"].values for group in ("flows", "runs"))
+    artists: list[Any] = []
+    for f in range(seen.shape[1]):
+        artists += simulation_points(
+            ax, expected[:, f], seen[:, f], np.nan * seen[:, f], f, linestyle="", markersize=3.5
+        )
+    both = np.concatenate([expected, seen])
+    both = both[np.isfinite(both)]
+    if both.size:
+        ends = np.array([both.min() / 1.25, both.max() * 1.25])
+        artists += ax.plot(ends, ends, color="black", linewidth=0.8, zorder=1)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(*ends)
+        ax.set_ylim(*ends)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    ax.set_xlabel("stage time τ, flow from the same start")
+    ax.set_ylabel("stage time τ, chain")
     return artists
 
 
 def delays(store: Store, feature: int) -> np.ndarray:
     """Stage times of the runs less those of their own flows, where both are there."""
-    flows = store["flows"]
-    seen = store["runs"]["stage_time"].values[: flows.sizes["replica"], feature]
     with np.errstate(invalid="ignore"):
-        difference = seen - flows["stage_time"].values[:, feature]
+        difference = (store["runs"]["stage_time"] - store["flows"]["stage_time"]).values[:, feature]
     return difference[np.isfinite(difference)]
 
 

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 from compare import Store, stage_times
 from compare.lines import Line
-from figures.style import DOUBLE, look, simulation_points, style, theory_line
+from figures.style import DOUBLE, WIDE, look, simulation_points, style, theory_line
 from sim import train_reduced
 from theory import OrderParameters, SingleLocation, predict_stages
 from theory._checks import invalid, whole
@@ -41,7 +41,7 @@ class Configuration:
     heads: int = 4
     length: int = 4
     snr: float = 8.0
-    dims: tuple[int, ...] = (500,)
+    dims: tuple[int, ...] = (1000,)
     replicas: tuple[int, ...] = (32,)  # for each D
     variance: float = 0.1
     learning_rate: float = 8.0
@@ -114,23 +114,23 @@ def _runs(c: Configuration, i: int) -> xr.Dataset:
 
 
 def draw(store: Store) -> Figure:
-    """A column for each D; below, the last step enlarged where there are several."""
+    """A row for each D; on the right the last step enlarged where there are several."""
     c, levels = store.configuration, store["prediction"]["saddle_risk"].values
-    rows = 2 if len(levels) > 2 else 1
+    columns = 2 if len(levels) > 2 else 1
     with style():
-        figure = Figure(figsize=(DOUBLE, 0.8 + 1.75 * rows), layout="constrained")
-        axes = figure.subplots(rows, len(c["dims"]), sharex="col", sharey="row", squeeze=False)
-        for i, column in enumerate(axes.T):
-            for ax in column:
+        figure = Figure(figsize=(DOUBLE if columns == 2 else WIDE, 0.8 + 2.1 * len(c["dims"])), layout="constrained")
+        axes = figure.subplots(len(c["dims"]), columns, sharex=True, sharey="col", squeeze=False)
+        for i, row in enumerate(axes):
+            for ax in row:
                 staircase(ax, store, i)
-            column[0].set_title(f"D = {c['dims'][i]}, {c['replicas'][i]} runs")
-            column[-1].set_xlabel("τ")
-        if rows == 2:
-            gap = levels[-2] - levels[-1]
-            axes[1, 0].set_ylim(levels[-1] - 0.5 * gap, levels[-2] + 0.8 * gap)
-        for ax in axes[:, 0]:
-            ax.set_ylabel("population risk")
-        axes[-1, 0].set_ylabel("population risk" if rows == 1 else "enlarged")
+            row[0].set_ylabel("population risk")
+            row[0].set_title(f"D = {c['dims'][i]}, {c['replicas'][i]} runs")
+            if columns == 2:
+                gap = levels[-2] - levels[-1]
+                row[1].set_ylim(levels[-1] - 0.5 * gap, levels[-2] + 1.2 * gap)
+                row[1].set_title("the last step, enlarged")
+        for ax in axes[-1]:
+            ax.set_xlabel("τ")
         features = [f for f in range(store["prediction"].sizes["feature"]) if _staged(store, f)]
         variance = np.asarray(parse_prior(c["prior"]).variance())
         points: dict[str, Any] = {"color": "0.3", "markerfacecolor": "white", "markersize": 3}

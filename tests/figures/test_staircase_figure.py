@@ -89,9 +89,15 @@ def test_deviations_are_in_errors_of_both(store):
     assert (found["risk at saddle 1"], found["median plateau 1, D = 100"]) == (0.5, 0.5)
 
 
-def test_the_figure_has_a_panel_for_each_dim(store):
+def test_the_figure_has_a_row_for_each_dim_and_enlarges_the_last_of_several_steps(store):
     figure = picture.draw(store)
     assert [ax.get_title() for ax in figure.axes] == ["D = 100, 2 runs", "D = 1000, 4 runs"]
+    prediction = store["prediction"].drop_vars(["saddle_risk", "saddle_feature"])
+    more = prediction.assign(saddle_risk=("stage", [0.7, 0.6, 0.55]), saddle_feature=("stage", [0, -1, -1]))
+    store.groups["prediction"] = more
+    figure = picture.draw(store)
+    assert len(figure.axes) == 4
+    np.testing.assert_allclose(figure.axes[1].get_ylim(), (0.525, 0.66))
 
 
 def test_wrong_configurations_are_named():
