@@ -31,7 +31,12 @@ def test_committed_with_outputs_and_no_trace_of_a_machine(path):
     assert all(output.output_type != "error" and output.get("name") != "stderr" for output in outputs)
 
 
-@each_notebook
+# about a minute each, where the others take half of it or less
+LONG = {"3_stages.ipynb", "4_activations_and_bayes_risk.ipynb"}
+each_run = [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else ()) for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", each_run, ids=lambda path: path.name)
 def test_every_cell_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(

@@ -45,7 +45,11 @@ def traces(counted):
 
 @pytest.mark.parametrize(
     "method",
-    [LINE, pytest.param(th.Quadrature(1e-4, nodes=64, points=256), marks=pytest.mark.slow), th.MonteCarlo(2_000)],
+    [
+        LINE,
+        pytest.param(th.Quadrature(1e-4, nodes=64, points=256), marks=pytest.mark.slow),
+        pytest.param(th.MonteCarlo(2_000), marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_bayes_risks_are_those_of_single_calls(method):
@@ -88,7 +92,9 @@ def test_bayes_risks_of_every_prior_by_the_default_method(prior):
     assert np.all(errors < 1e-2)
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "softmax" else pytest.mark.slow) for name in ACTIVATIONS]
+)
 def test_population_risks_are_those_of_single_calls(name):
     activation, method = ACTIVATIONS[name]
     tasks, orders = sweep(4, lengths=(3, 1000 if name != "sampled" else 4)), [start(i) for i in range(4)]
@@ -166,7 +172,7 @@ def test_a_point_has_the_same_bits_in_any_company():
             np.testing.assert_array_equal(np.array(call(tasks, states))[:, place], alone)
 
 
-@pytest.mark.parametrize("step_size", [0.0, 0.5])
+@pytest.mark.parametrize("step_size", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_flow_has_the_same_bits_in_any_company(step_size):
     tasks, orders = sweep(11), [start(i) for i in range(11)]
     options = {"step_size": step_size, "corrector_points": 64, "method": HEADS, "progress": False}

@@ -173,7 +173,7 @@ def test_other_values_by_their_formulas():
 
 
 @precisions
-@pytest.mark.parametrize("kind", ["normal", "ties", "scales", "equal", "zeros"])
+@pytest.mark.parametrize("kind", [pytest.param("normal", marks=pytest.mark.slow), "ties", "scales", "equal", "zeros"])
 def test_top_k_selects_by_order(dtype, kind):
     rng = np.random.default_rng(3)
     x = {
