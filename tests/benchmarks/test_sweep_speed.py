@@ -61,9 +61,9 @@ def test_a_thousand_points_against_a_loop(run, benchmark):
     )
     benchmark.extra_info["loop / sweep"] = warm / again
     benchmark.pedantic(lambda: None)
-    assert least / first > 2
-    if run is th.population_risk:  # compiled, the loop evaluates a Bayes risk faster: it fits nodes to each task
-        assert warm / again > 5
+    # what is there to be compiled decides: a loop compiles Bayes risks anew for other counts of nodes
+    assert least / first > (8 if run is th.bayes_risk else 2)
+    assert warm / again > (2 if run is th.bayes_risk else 5)
 
 
 def test_two_workers_against_one(benchmark, monkeypatch):
