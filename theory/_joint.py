@@ -197,13 +197,18 @@ def layout(counts: tuple[int, ...], log_tail: float) -> tuple[int, ...] | int:
     return counts if tensor_size(counts, log_tail) <= MOST_POINTS else SOBOL_POINTS
 
 
+def check_counts(counts: tuple[int, ...], axes: int, owner: str) -> None:
+    """Refuses another number of counts than one per `owner`."""
+    if len(counts) != axes:
+        raise invalid("points", f"one count per {owner} ({axes})", counts)
+
+
 def standard_points(grid: Grid, axes: int, owner: str) -> Points:
     """The grid's points in so many dimensions: the product of its counts (one per `owner`), or Sobol points."""
     if grid.laid is not None:
         return grid.laid
     if isinstance(grid.points, tuple):
-        if len(grid.points) != axes:
-            raise invalid("points", f"one count per {owner} ({axes})", grid.points)
+        check_counts(grid.points, axes, owner)
         return tensor_points(grid.points, grid.log_tail)
     z = normal_points(grid.points, 1, axes, seed=grid.seed)[0]
     return Points(z, np.full(z.shape[-1], 1 / z.shape[-1]))

@@ -82,6 +82,11 @@ def axis_count(spread: float, log_tail: float) -> int:
     return min(trapezoid, gauss_hermite) if gauss_hermite < _least_trapezoid(log_tail) else trapezoid
 
 
+def axis_counts(spreads: Any, log_tail: float) -> tuple[int, ...]:
+    """`axis_count` of each axis."""
+    return tuple(axis_count(spread, log_tail) for spread in spreads)
+
+
 def most_spread(count: int, log_tail: float) -> float:
     """The widest standard deviation for which `count` nodes are enough."""
     widths = np.geomspace(1e-3, 1e3, 200)

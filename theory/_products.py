@@ -31,7 +31,6 @@ class Rules(NamedTuple):
         wide: whether corners of small weight are cut on this axis.
         log_tail: of the weight at which they are.
         tail: the mass outside the window in u.
-        nodes: in u; 0 for as many as the window needs.
     """
 
     z: Float[Any, "N A K"]
@@ -40,12 +39,9 @@ class Rules(NamedTuple):
     wide: Bool[Any, "N A"]
     log_tail: Float[Any, " N"]
     tail: Float[Any, " N"]
-    nodes: Int[Any, " N"]
 
     @classmethod
-    def of(
-        cls, counts: Int[np.ndarray, "N A"], log_tails: Float[np.ndarray, " N"], tail: float, nodes: int | None
-    ) -> "Rules":
+    def of(cls, counts: Int[np.ndarray, "N A"], log_tails: Float[np.ndarray, " N"], tail: float) -> "Rules":
         """The rules of these counts."""
         length = 2 ** int(np.ceil(np.log2(max(32, counts.max()))))
         z, weight = np.zeros((2, *counts.shape, length))
@@ -54,16 +50,13 @@ class Rules(NamedTuple):
             own = axis_rule(int(count), float(log_tails[place[0]]))
             z[place][:count], weight[place][:count] = own
             wide[place] = is_wide(int(count), float(log_tails[place[0]]))
-        given = np.full(len(counts), 0 if nodes is None else nodes)
-        return cls(z, weight, counts, wide, log_tails, np.full(len(counts), tail), given)
+        return cls(z, weight, counts, wide, log_tails, np.full(len(counts), tail))
 
     @classmethod
-    def refined(
-        cls, counts: Int[np.ndarray, "N A"], log_tails: Float[np.ndarray, " N"], tail: float, nodes: int | None
-    ) -> "Rules":
+    def refined(cls, counts: Int[np.ndarray, "N A"], log_tails: Float[np.ndarray, " N"], tail: float) -> "Rules":
         """Those that tell how far averages on these counts may be off (as `_joint.refined`)."""
         finer = np.vectorize(half_again, otypes=[int])(counts)
-        return cls.of(finer, log_tails + 4.6, tail / 100, None if nodes is None else half_again(nodes))
+        return cls.of(finer, log_tails + 4.6, tail / 100)
 
     @classmethod
     def together(cls, coarse: "Rules", fine: "Rules") -> "Rules":

@@ -21,16 +21,17 @@ from jaxtyping import Array, Bool, Float, Int
 from theory import _joint
 from theory._checks import instance, invalid, is_concrete
 from theory._each import each, finite, first
-from theory._nodes import EDGE, axis_count, bent_nodes, rounded_up, tensor_size
+from theory._nodes import EDGE, axis_counts, bent_nodes, rounded_up, tensor_size
 from theory._products import LONGEST, Rules, capacity, laid_out, moments
 from theory._products import integrated as streamed
 from theory.activation import BayesSoftmax
-from theory.fit import MOST_NEEDED, check_rounding, fit_points, log_rare, of_one_length, points_grid
+from theory.fit import MOST_NEEDED, check_points, check_rounding, fit_points, log_rare, of_one_length, points_grid
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
 from theory.risk import GUARD, SCRAMBLES, refused_if
 from theory.task import SingleLocation
 
+OWNER = "the Bayes risk"  # of points, in messages
 _TRACED_AXES, _TRACED_NODES = {1: 256, 2: 128, 3: 48}, 96
 
 
@@ -84,8 +85,9 @@ def each_bayes_risk(
     if isinstance(method, Quadrature) and left.any():
         counts, log_tails, own = _product_counts(method, tasks, left)
         if own.any():
-            rules = [make(counts, log_tails, method.tail, method.nodes) for make in (Rules.of, Rules.refined)]
-            found = np.stack(each(_risk_streamed, (tasks, Rules.together(*rules)), own, capacity(rules[1].count[own])))
+            rules = [make(counts, log_tails, method.tail) for make in (Rules.of, Rules.refined)]
+            shared = capacity(rules[1].count[own]), jnp.asarray(method.nodes or 0)
+            found = np.stack(each(_risk_streamed, (tasks, Rules.together(*rules)), own, shared))
         left = left & ~own
     for fitted, own in _fit_each(method, tasks, left) if left.any() else ():
         for chosen in of_one_length(tasks, own):
@@ -183,7 +185,7 @@ def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
     return points_grid(
         method,
         task,
-        "the Bayes risk",
+        OWNER,
         traced=None if is_concrete(task) else (_TRACED_NODES, (each,) * task.features),
         spreads=lambda log_tail: _spreads(task, log_tail),
         need=lambda grid: _need(task, grid),
@@ -220,23 +222,27 @@ def _product_counts(
 ) -> tuple[Int[np.ndarray, "N A"], Float[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
     """Nodes on each axis, the log of the inverse weight at which they end, and which tasks a product is small for."""
     check_rounding(method, tasks, chosen)
-    log_tails = log_rare(method.tail, tasks.length)
-    if method.points is not None:
-        given = method.points if isinstance(method.points, tuple) else (0,) * tasks.prior.features
-        return np.tile(given, (len(chosen), 1)), log_tails, chosen & isinstance(method.points, tuple)
+    check_points(method, OWNER)
+    log_tails, axes = log_rare(method.tail, tasks.length), first(tasks, chosen).features
+    if isinstance(method.points, tuple):
+        _joint.check_counts(method.points, axes, "feature")
+        return np.tile(method.points, (len(chosen), 1)), log_tails, chosen
+    if method.points is not None:  # Sobol points
+        return np.ones((len(chosen), axes), int), log_tails, np.zeros_like(chosen)
     spreads = each(_spreads_at, (tasks, log_tails), chosen, None)
     counts = np.ones(spreads.shape, int)
     own = chosen & np.isfinite(spreads).all(1)
     for i in np.flatnonzero(own):
-        found = tuple(axis_count(spread, log_tails[i]) for spread in spreads[i])
+        found = axis_counts(spreads[i], log_tails[i])
         own[i] = max(found) <= LONGEST and tensor_size(found, log_tails[i]) <= _joint.MOST_POINTS
         counts[i] = found if own[i] else 1
     return counts, log_tails, own
 
 
-def _risk_streamed(point: tuple[SingleLocation, Rules], room: int) -> tuple[Array, Array]:
-    """The risk on the first of two products of rules, and its error by the second."""
-    task, rules = point
+def _risk_streamed(point: tuple[SingleLocation, Rules], shared: tuple[int, Array]) -> tuple[Array, Array]:
+    """The risk on the first of two products of rules, and its error by the second; `shared` is room for the points,
+    and how many nodes in u, 0 for as many as the window needs."""
+    (task, rules), (room, given) = point, shared
     others, ratio, axes = jnp.asarray(task.length, jnp.float64) - 1, _Ratio.of(task), _axes(task)
     even = _even(task, axes)
 
@@ -244,10 +250,10 @@ def _risk_streamed(point: tuple[SingleLocation, Rules], room: int) -> tuple[Arra
         laid = laid_out(lambda z: ratio.log(axes @ z), rule, even, room)
         place = _windowed(moments(laid), others, rule.tail)
         needed = _joint.needed_nodes(place, others, rule.tail)
-        own = jnp.where(rule.nodes > 0, rule.nodes, rounded_up(needed + 6))
+        own = jnp.where(given > 0, given, rounded_up(needed + 6))
         count = jnp.where(before > 0, -(-3 * before // 2), own)
         risks = streamed(laid, place, count, lambda u, du, tables: _forms(u, du, tables, others))
-        return count, (*risks, jnp.where(rule.nodes > 0, 0.0, needed))
+        return count, (*risks, jnp.where(given > 0, 0.0, needed))
 
     _, (form, other, needed) = jax.lax.scan(on, jnp.zeros((), int), rules)
     error = jnp.abs(form[0] - other[0]) + jnp.abs(form[0] - form[1])

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 from theory import _heads, _joint
 from theory._checks import invalid, is_concrete
 from theory._each import each, first, row
-from theory._nodes import Points, axis_count, rounded_count, tensor_size
+from theory._nodes import Points, axis_counts, rounded_count, tensor_size
 from theory.activation import Activation, BayesSoftmax, HeadNormalized
 from theory.method import Method, Quadrature
 from theory.order import OrderParameters
@@ -134,20 +134,25 @@ def points_grid(
     (narrow first; given the log of the inverse weight at which points end). `traced` are its nodes, and points per
     axis, where values are not known; `need` says how many nodes a grid with its points needs."""
     _check_rounding(method, task)
-    if method.frequencies is not None:
-        raise invalid("method", f"points in place of frequencies for {owner}", method)
+    check_points(method, owner)
     log_tail = float(log_rare(method.tail, int(task.length) if is_concrete(task.length) else TRACED_LENGTH))
     if method.nodes is not None and method.points is not None:
         return _joint.Grid(method.tail, log_tail, method.nodes, method.points)
     if traced is not None:
         nodes, counts = traced
         return _joint.Grid(method.tail, log_tail, nodes, _joint.layout(counts, log_tail))
-    counts = tuple(axis_count(spread, log_tail) for spread in np.asarray(spreads(log_tail)))
+    counts = axis_counts(np.asarray(spreads(log_tail)), log_tail)
     grid = _joint.Grid(method.tail, log_tail, 4, _joint.layout(counts, log_tail))
     needed = float(need(grid))
     if not needed <= MOST_NODES:
         raise too_wide(method.tolerance, f"{needed:.0f}")
     return grid._replace(nodes=rounded_count(needed + 6))
+
+
+def check_points(method: Quadrature, owner: str) -> None:
+    """Refuses the counts of heads normalized each on its own."""
+    if method.frequencies is not None:
+        raise invalid("method", f"points in place of frequencies for {owner}", method)
 
 
 def log_rare(tail: float, length: Any) -> Any:
@@ -220,7 +225,7 @@ def fit_points(
     log_tails = log_rare(method.tail, tasks.length)
     counts, tier = np.ones(spreads.shape), np.zeros(chosen.shape, int)
     for i in np.flatnonzero(chosen):
-        own_counts = tuple(axis_count(spread, log_tails[i]) for spread in spreads[i])
+        own_counts = axis_counts(spreads[i], log_tails[i])
         counts[i], size = own_counts, tensor_size(own_counts, log_tails[i])
         tier[i] = np.ceil(np.log2(size) / 3) if size <= _joint.MOST_POINTS else _SOBOL
     # not even Sobol points see where so much as one axis takes more points than all may

@@ -61,6 +61,17 @@ def test_bayes_risks_are_those_of_single_calls(method):
         np.testing.assert_allclose(errors[i], error, rtol=0, atol=1e-12)
 
 
+def test_bayes_risks_refuse_the_methods_that_a_single_call_refuses():
+    task = th.SingleLocation(5, 2.0, th.sign_flips([0.0, 0.0], [1.0, 0.5]))
+    for method, message in [
+        (th.Quadrature(1e-6, nodes=64, frequencies=40), "method: expected points in place of frequencies"),
+        (th.Quadrature(1e-6, nodes=64, points=(48,)), "points: expected one count per feature"),
+    ]:
+        for call in (lambda m: th.bayes_risk(task, m), lambda m: bayes_risks([task], method=m)):
+            with pytest.raises(ValueError, match=message):
+                call(method)
+
+
 def test_each_task_has_its_own_nodes_in_whatever_company():
     """Halves of axes only where w is even: not for unequal masses, a mean, or axes that are oblique."""
     priors = (
