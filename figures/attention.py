@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from compare import Store
-from figures.style import COLOURS, DOUBLE, NOISE, look, style
+from figures.style import COLOURS, DOUBLE, NOISE, lettered, look, style
 from theory._checks import invalid
 
 MAPPED = {  # quantities of the figure of heads: short title, logarithmic colours, fixed range
@@ -209,8 +209,7 @@ def draw(store: Store) -> Figure:
             Line2D([], [], **EXPECTED_PRINTED, label="expectation, printed"),
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=5)
-        for letter, ax in zip("abcdef", axes.ravel(), strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered(axes.ravel())
     return figure
 
 

@@ -5,11 +5,10 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compare import Store
 from compare.bayes import ACTIVATIONS
-from figures.style import COLUMN, DOUBLE, look, simulation_points, style, theory_line
+from figures.style import COLUMN, DOUBLE, look, plain_ticks, simulation_points, style, theory_line
 
 BAYES = {"color": "black", "linewidth": 1.2, "linestyle": (0, (4, 1.5)), "marker": ""}
 
@@ -63,9 +62,7 @@ def against_snr(ax: Axes, store: Store, prior: int) -> list:
     ax.set_yscale("log")
     ax.set_xlim(snrs[0] / 1.2, snrs[-1] * 1.2)
     ax.set_xticks(snrs, [f"{snr:g}" for snr in snrs])
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(ax.yaxis)
     return artists
 
 

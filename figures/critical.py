@@ -19,8 +19,8 @@ from compare import Store
 from compare.attention import critical_against_length
 from compare.lines import Line
 from figures.attention import REPORTED_RATIO
-from figures.style import DOUBLE, look, simulation_points, style, theory_line
-from figures.synthetic import ENCODER, Encoder, described, normal_logits, unit_vectors
+from figures.style import DOUBLE, lettered, look, simulation_points, style, theory_line
+from figures.synthetic import ENCODER, Encoder, described, mean_and_error, normal_logits, unit_vectors
 from theory._checks import invalid
 from theory.limits import critical_count, ks_p_value
 
@@ -118,8 +118,7 @@ def draw(store: Store) -> Figure:
         statistics(statistic, _shifts(store), store[ENCODER], critical_statistic(c["heads"], c["level"]))
         ratio.set_title(f"Kolmogorov–Smirnov, level {c['level']:g}")
         statistic.set_title(f"L = {max(c['lengths'])}")
-        for letter, ax in zip("ab", (ratio, statistic), strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered((ratio, statistic))
         grey = {"color": "0.3", "markersize": 3, "linestyle": ""}
         handles = [
             *(
@@ -189,8 +188,7 @@ def statistics(ax: Axes, shifts: list[xr.Dataset], encoder: xr.Dataset, threshol
 
 def _ratio(counts: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Mean of N/L over draws, and its standard error."""
-    ratio = counts / counts["length"]
-    return ratio.mean("draw").values, (ratio.std("draw", ddof=1) / np.sqrt(ratio.sizes["draw"])).values
+    return mean_and_error(counts / counts["length"], "draw")
 
 
 def numbers(store: Store) -> dict[str, float]:

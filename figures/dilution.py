@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from compare import Store
 from compare.lines import Line
 from figures.normalizers import short
-from figures.style import DOUBLE, look, simulation_points, style, theory_line
+from figures.style import DOUBLE, lettered, look, simulation_points, style, theory_line
 from figures.synthetic import described
 from theory import Activation, ScalableSoftmax, Sigmoid, Softmax
 from theory.limits import softmax_weight_bounds
@@ -132,8 +132,7 @@ def draw(store: Store) -> Figure:
         noise_weights(noise, _noise(store))
         bounded.set_title("softmax, logits in [−Δ, Δ]")
         noise.set_title(f"one logit {c['logit']:g} among N(0, 1)")
-        for letter, ax in zip("ab", (bounded, noise), strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered((bounded, noise))
     return figure
 
 

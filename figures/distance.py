@@ -19,7 +19,7 @@ from compare import Store
 from compare.attention import distance_against_length, distance_against_selected
 from compare.lines import Line
 from figures.attention import EXPECTED, MEASURED, PRINTED, SHARP
-from figures.style import COLOURS, DOUBLE, style
+from figures.style import COLOURS, DOUBLE, lettered, style
 from figures.synthetic import (
     ENCODER,
     ISOTROPIC,
@@ -28,6 +28,7 @@ from figures.synthetic import (
     TITLES,
     Encoder,
     described,
+    mean_and_error,
     normal_logits,
     unit_vectors,
 )
@@ -141,8 +142,7 @@ def draw(store: Store) -> Figure:
                     axes[row, column].set_ylabel("")
             axes[0, column].set_title(f"{TITLES[kind]}, N = {c['selected']}")
             axes[1, column].set_title(f"{TITLES[kind]}, L = {max(c['lengths'])}")
-        for letter, ax in zip("abcdef", axes.ravel(), strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered(axes.ravel())
         markers = {"linestyle": "", "markerfacecolor": "white", "markersize": 3}
         handles = [
             Line2D([], [], marker="o", color=MEASURED["color"], label="N largest weights", **markers),
@@ -189,7 +189,7 @@ def _middle(values: xr.DataArray) -> np.ndarray:
 def _bars(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Down and up: standard errors over draws, or quartiles over heads."""
     if "draw" in values.dims:
-        error = (values.std("draw", ddof=1) / np.sqrt(values.sizes["draw"])).values
+        _, error = mean_and_error(values, "draw")
         return error, error
     low, high = (values.quantile(q, ("layer", "head")).values for q in (0.25, 0.75))
     return _middle(values) - low, high - _middle(values)
@@ -219,7 +219,5 @@ def numbers(store: Store) -> dict[str, float]:
 
 def _scores(data: xr.Dataset) -> np.ndarray:
     """How far mean d̃ of random sets is outside [value, value + error] of the expectation, in standard errors."""
-    residual, allowed = data["random"] - data["expected"], data["expected_error"].mean("draw")
-    error = residual.std("draw", ddof=1) / np.sqrt(residual.sizes["draw"])
-    mean = residual.mean("draw")
-    return (np.maximum(0, np.maximum(-mean, mean - allowed)) / error).values
+    mean, error = mean_and_error(data["random"] - data["expected"], "draw")
+    return np.maximum(0, np.maximum(-mean, mean - data["expected_error"].mean("draw").values)) / error

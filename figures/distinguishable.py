@@ -19,7 +19,7 @@ from compare import Store
 from compare.attention import separability_against_selected
 from compare.lines import Line
 from figures.attention import PLATEAU
-from figures.style import COLOURS, DOUBLE, NOISE, look, simulation_points, style, theory_line
+from figures.style import COLOURS, DOUBLE, NOISE, lettered, look, simulation_points, style, theory_line
 from figures.synthetic import (
     ENCODER,
     ISOTROPIC,
@@ -28,6 +28,7 @@ from figures.synthetic import (
     TITLES,
     Encoder,
     described,
+    mean_and_error,
     normal_logits,
     unit_vectors,
 )
@@ -130,8 +131,7 @@ def draw(store: Store) -> Figure:
             _axes(ax, np.array(c["counts"]))
             ax.set_title(f"{TITLES[kind]}, L = {c['length']}")
         axes[0].set_ylabel("distinguishable N$_s$/N")
-        for letter, ax in zip("abc", axes, strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered(axes)
         grey: dict[str, Any] = {"color": "0.3", "linestyle": "", "markersize": 3.5}
         handles = [
             *(
@@ -219,6 +219,6 @@ def _scores(values: xr.DataArray, lower: xr.DataArray, upper: xr.DataArray) -> n
     """How far means over draws are outside their bounds, in standard errors; 0 where it is rounding."""
     worst = []
     for side in (lower - values, values - upper):
-        mean, error = side.mean("draw").values, (side.std("draw", ddof=1) / np.sqrt(side.sizes["draw"])).values
+        mean, error = mean_and_error(side, "draw")
         worst.append(np.where(mean > 1e-12, mean / np.maximum(error, 1e-300), 0))
     return np.maximum(*worst)

@@ -19,8 +19,8 @@ from compare import Store
 from compare.attention import gradient_against_temperature
 from compare.lines import Line
 from figures.attention import PRINTED, SHARP
-from figures.style import BIAS, DOUBLE, look, simulation_points, style, theory_line
-from figures.synthetic import ENCODER, TITLES, Encoder, described, normal_logits
+from figures.style import BIAS, DOUBLE, lettered, look, simulation_points, style, theory_line
+from figures.synthetic import ENCODER, TITLES, Encoder, described, mean_and_error, normal_logits
 from theory import Softmax
 from theory.limits import (
     directional_gradient,
@@ -126,8 +126,7 @@ def draw(store: Store) -> Figure:
         low = min(axes[0].get_ylim()[0], axes[1].get_ylim()[0])
         for ax in axes[:2]:
             ax.set_ylim(low, 200)
-        for letter, ax in zip("abc", axes, strict=True):
-            ax.set_title(letter, loc="left", fontweight="bold")
+        lettered(axes)
         figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
     return figure
 
@@ -142,7 +141,7 @@ def random_rows(ax: Axes, data: xr.Dataset, c: dict[str, Any]) -> list:
     hot = np.array([1.0, t[-1]])
     artists += ax.plot(hot, 1 / (c["length"] * hot), **GUIDE)
     artists += simulation_points(ax, t, data["norm"].max("row"), np.zeros(len(t)), LARGEST)
-    artists += simulation_points(ax, t, *_mean(data["norm"]), MEAN)
+    artists += simulation_points(ax, t, *mean_and_error(data["norm"], "row"), MEAN)
     artists += simulation_points(ax, t, *_root(data["gradient"].isel(size=0)), DIRECTION)
     _axes(ax)
     return artists
@@ -198,12 +197,12 @@ def numbers(store: Store) -> dict[str, float]:
     at = int(np.argmin(np.abs(np.log(t))))
     direction = float(encoder["gradient"].isel(size=0, temperature=at).max())
     found[f"norm over largest random direction, T = {t[at]:g}, encoder"] = float(largest[ENCODER][at]) / direction
-    mean, error = _mean(random["norm"])
+    mean, error = mean_and_error(random["norm"], "row")
     density = gap_density(c["length"], c["spread"])
     found["mean norm at the least T, random"], found["its limit T → 0"] = float(mean[0]), density
     found["standard errors between them"] = float(abs(mean[0] - density) / error[0])
     residual = random["gradient"].isel(size=0) ** 2 - random["root_mean_square"] ** 2
-    mean, error = _mean(residual)
+    mean, error = mean_and_error(residual, "row")
     found["random directions off ‖J‖_F/√L, most standard errors"] = float(np.max(np.abs(mean / error)))
     return found
 
@@ -219,14 +218,9 @@ def _bounds(ax: Axes, data: xr.Dataset, largest: xr.DataArray) -> list:
     return artists + shaded
 
 
-def _mean(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over rows, and its standard error."""
-    return values.mean("row").values, (values.std("row", ddof=1) / np.sqrt(values.sizes["row"])).values
-
-
 def _root(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """Root mean square over rows, and its standard error."""
-    mean, error = _mean(values**2)
+    mean, error = mean_and_error(values**2, "row")
     return np.sqrt(mean), error / (2 * np.sqrt(mean))
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from compare import Store, gradient_against_length, risk_against_length, stability_against_rate
 from compare.lines import Line
-from figures.style import DOUBLE, look, simulation_points, style
+from figures.style import DOUBLE, look, plain_ticks, simulation_points, style
 from theory import OrderParameters, SingleLocation, Softmax
 from theory.names import parse_activation, parse_prior
 
@@ -135,9 +134,7 @@ def risk_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
         )
     _length_axis(ax, first["length"].values)
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(ax.yaxis)
     ax.set_ylabel("risk")
     return [*bayes, *artists]
 

@@ -21,11 +21,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from compare import Store
 from compare.lines import Line
-from figures.style import DOUBLE, NOISE, look, simulation_points, style, theory_line
+from figures.style import DOUBLE, NOISE, look, plain_ticks, simulation_points, style, theory_line
 from sim import MultiHeadAttention, train
 from theory import OrderParameters, SingleLocation, fluctuations, gradient_flow
 from theory._checks import invalid, whole
@@ -202,9 +202,7 @@ def deviations(ax: Axes, store: Store, feature: int | None) -> list:
     if until < time[-1]:
         artists.append(ax.axvline(until, color="black", linewidth=0.6, linestyle=(0, (4, 2))))
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    plain_ticks(ax.yaxis)
     return artists
 
 

@@ -17,11 +17,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
 from compare import Store, stage_times
 from compare.lines import Line
-from figures.style import DOUBLE, look, simulation_points, style, theory_line
+from figures.style import DOUBLE, look, plain_ticks, simulation_points, style, theory_line
 from sim import train_reduced
 from theory import OrderParameters, Quadrature, SingleLocation, Trajectory, gradient_flow
 from theory._checks import invalid, whole
@@ -194,9 +194,7 @@ def times(ax: Axes, store: Store) -> list:
         ax.set_xlim(*ends)
         ax.set_ylim(*ends)
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        plain_ticks(axis)
     ax.set_xlabel("stage time τ, flow from the same start")
     ax.set_ylabel("stage time τ, chain")
     return artists

@@ -22,6 +22,7 @@ from compare import Store, stage_times
 from compare.lines import Line
 from figures.style import DOUBLE, NOISE, look, style, theory_line
 from sim import train_reduced
+from sim._lanes import repeated
 from theory import OrderParameters, SingleLocation, Trajectory, gradient_flow
 from theory._checks import invalid, positive, whole
 from theory.names import parse_activation, parse_prior
@@ -116,11 +117,9 @@ def _flow(c: Configuration, part: str) -> xr.Dataset:
 
 
 def _runs(c: Configuration, part: str) -> xr.Dataset:
-    start = _order(c, part)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(c.seed), _DATA), PARTS.index(part))
-    m, r = (np.broadcast_to(x, (c.replicas, *x.shape)) for x in (np.asarray(start.m), np.asarray(start.r)))
     run = train_reduced(
-        _task(c, part), parse_activation(c.activation), OrderParameters(m, r), dim=c.dim,
+        _task(c, part), parse_activation(c.activation), repeated(_order(c, part), c.replicas), dim=c.dim,
         learning_rate=c.learning_rate, batch=c.batch, time=getattr(c, f"{part}_time"), key=key, record=c.records,
         loss=c.loss, evaluation=2, progress=False, throw=False,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """One look for all figures: print size, colour-blind-safe, theory = line, simulation = markers with error bars."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 COLUMN = 3.4  # inches: one column
 WIDE = 5.1  # one and a half
@@ -79,6 +81,19 @@ def simulation_points(ax: Axes, time: Any, values: Any, errors: Any, index: int 
         "zorder": 3,
     }
     return [ax.errorbar(np.asarray(time), np.asarray(values), yerr=bars, **{**defaults, **options})]
+
+
+def lettered(axes: Iterable[Axes]) -> None:
+    """Panels a, b, c, … in their order."""
+    for place, ax in enumerate(axes):
+        ax.set_title(chr(ord("a") + place), loc="left", fontweight="bold")
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, as plain numbers."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save_figure(figure: Figure, path: str | Path) -> list[Path]:

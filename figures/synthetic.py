@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import xarray as xr
 from jaxtyping import Array, Float
 
 from sim.pretrained import Attention, Transformer, load_pretrained, sample_text
@@ -46,6 +48,12 @@ def unit_vectors(key: Any, shape: tuple[int, ...], shift: float) -> Float[Array,
 def normal_logits(key: Any, shape: tuple[int, ...], spread: Any) -> Float[Array, "..."]:
     """Logits N(0, spread²), rows last; `spread` broadcasts."""
     return spread * jax.random.normal(key, shape, jnp.float64)
+
+
+def mean_and_error(values: xr.DataArray, dim: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over a dimension, and its standard error."""
+    error = values.std(dim, ddof=1) / np.sqrt(values.sizes[dim])
+    return values.mean(dim).values, error.values
 
 
 def described(text: str, units: str = "1") -> dict[str, str]:
