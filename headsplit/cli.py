@@ -525,11 +525,11 @@ def figure(
             figures.redraw(name, store, say=typer.echo)
             raise typer.Exit
         root = RESULTS / "figures" if out is None else out
-        for each in figures.NAMES if name is None else (name,):
-            folder = root / (f"{each}-full" if full else each) if out is None or every else out
-            if every:
-                typer.echo(f"\n{each}: {figures.title(each)}")
-            figures.make(each, folder, full=full, changes=changes or (), progress=progress, say=typer.echo)
+        if name is None:
+            figures.make_all(root, full=full, progress=progress, say=typer.echo)
+            raise typer.Exit
+        folder = root / figures.folder_name(name, full=full) if out is None else out
+        figures.make(name, folder, full=full, changes=changes or (), progress=progress, say=typer.echo)
 
 
 @contextmanager

@@ -101,6 +101,33 @@ def make(
         attend(PACKAGED, Text.read(None), folder=folder, results=folder, progress=progress, say=say, **options)
 
 
+def make_all(root: Path, *, full: bool, progress: bool, say: Callable[[str], Any]) -> None:
+    """Every figure, each in its folder below `root`.
+
+    Raises:
+        ValueError: names the figures that could not be made, and why; the others are.
+        Interrupted: as `make`.
+    """
+    import jax
+
+    missing = {}
+    for name in NAMES:
+        say(f"\n{name}: {title(name)}")
+        try:
+            make(name, root / folder_name(name, full=full), full=full, changes=(), progress=progress, say=say)
+        except (ValueError, OSError, ImportError) as error:
+            missing[name] = str(error)
+        # a process may map so many pieces of memory, and compiled code takes some each
+        jax.clear_caches()
+    if missing:
+        raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+
+
+def folder_name(name: str, *, full: bool) -> str:
+    """Folder of a figure's store among those of the others."""
+    return f"{name}-full" if full else name
+
+
 def redraw(name: str, store: Path, *, say: Callable[[str], Any]) -> None:
     """Draw a stored result again, beside it."""
     if name in COMMANDS:

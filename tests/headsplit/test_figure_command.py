@@ -128,6 +128,23 @@ def test_all_go_on_after_an_interruption(made):
     assert "two: shows two" in again.output
 
 
+def test_all_make_the_others_when_one_cannot_be_made(made):
+    Path("results/figures").mkdir(parents=True)
+    Path("results/figures/one").touch()
+    done = call("--all")
+    assert done.exit_code == 2
+    assert "one: out: expected a folder" in done.output
+    assert Path("results/figures/two/two.pdf").exists()
+
+
+def test_all_release_their_compiled_code(made, monkeypatch):
+    """Or a process runs out of memory maps after some ten figures."""
+    released = []
+    monkeypatch.setattr("jax.clear_caches", lambda: released.append(len(made)))
+    assert call("--all").exit_code == 0
+    assert released == [2, 4]
+
+
 def test_the_result_of_another_figure_is_not_drawn(made, monkeypatch):
     call("one")
     monkeypatch.setitem(figures.FIGURES, "stages", figures.Entry("", "headsplit.stages", "figures.stages"))
