@@ -21,7 +21,7 @@ from compare import Store, stage_times
 from compare.lines import Line
 from figures.style import DOUBLE, WIDE, look, simulation_points, style, theory_line
 from sim import train_reduced
-from theory import OrderParameters, Quadrature, SingleLocation, predict_stages
+from theory import OrderParameters, SingleLocation, predict_stages
 from theory._checks import invalid, whole
 from theory.names import parse_activation, parse_prior
 
@@ -29,7 +29,6 @@ _STARTS, _DATA = 1, 2  # purposes of randomness
 LEVEL: dict[str, Any] = {"color": "0.35", "linestyle": (0, (4, 2)), "linewidth": 0.7, "zorder": 1}
 SPAN_ALPHA = 0.2
 MAX_MARKERS = 20
-_ACCURACY = 1e-6  # of the saddles' risk
 _GRID = 201  # times at which the mean risk of the flows is stored
 
 
@@ -83,7 +82,6 @@ def _prediction(c: Configuration) -> xr.Dataset:
     found = predict_stages(
         _task(c), parse_activation(c.activation), c.heads, list(c.dims), variance=c.variance,
         step_size=c.learning_rate / c.batch, threshold=c.threshold, samples=c.samples, until=c.time, progress=False,
-        method=Quadrature(_ACCURACY),
     )  # fmt: skip
     time, mean, error = np.linspace(0, c.time, _GRID), [], []
     for flow, matched in zip(found.ensembles, found.match, strict=True):

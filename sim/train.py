@@ -52,7 +52,8 @@ def train(
     Tokens have the type of the keys. Memory stays at two chunks of tokens and two gradients beside the keys, whatever
     the batch; a chunk makes 1 MiB, or is one sample if that is larger. The compiled code is the same for every ν, η,
     prior strength, temperature, bias, scale and block length, and a run is bit for bit the same in blocks of any
-    length. Each record costs an exact risk at the end, less than a millisecond a replica.
+    length. Each record costs an exact risk at the end, some 4 ms a replica for two heads on one feature, 0.1 s for six
+    on three.
 
     Args:
         task: the task.

@@ -222,9 +222,8 @@ def predict_stages(
         return StagePrediction(stages, dims, blank, none, none, (), None, None, threshold, variance)
 
     target = MATCH * threshold
-    rates["method"] = _method(task, activation, stages, variance, 1e-6)
+    rates["method"] = _method(task, activation, stages, variance)
     path, band, scaled = _symmetric_path(task, activation, heads, max(dims), variance, rates, unit, target, stages)
-    rates["method"] = _method(task, activation, stages, variance, _TOLERANCE)
     times, match, slopes, ensembles = [], [], [], []
     for d in dims:
         amplitude = scaled / np.sqrt(d)
@@ -256,12 +255,9 @@ def predict_stages(
     )  # fmt: skip
 
 
-def _method(
-    task: SingleLocation, activation: Activation, stages: tuple[Stage, ...], variance: float, accuracy: float
-) -> Method:
+def _method(task: SingleLocation, activation: Activation, stages: tuple[Stage, ...], variance: float) -> Method:
     """Nodes for the flows: those of the start, of every saddle, and of the saddles with the start's r_⊥ as well."""
-    if isinstance(activation, BayesSoftmax):
-        accuracy = max(accuracy, 1e-4)
+    accuracy = 1e-4 if isinstance(activation, BayesSoftmax) else 1e-6
     ms = jnp.stack([jnp.zeros_like(stages[0].point.order.m), *(stage.point.order.m for stage in stages)])
     orders = OrderParameters(ms, ms @ jnp.swapaxes(ms, -1, -2) + variance * jnp.eye(ms.shape[1])[None])
     rest = activation.split()[1]
@@ -302,7 +298,7 @@ def _symmetric_path(
     for extension in range(_EXTENSIONS):
         times = last * np.linspace(0, 1, _PATH_RECORDS) ** 1.5
         path = gradient_flow(task, activation, start, times, progress=False, corrector_points=_POINTS, **rates)
-        band = fluctuations(path, dim=dim, variance=variance, points=_POINTS)
+        band = fluctuations(path, dim=dim, variance=variance, points=_POINTS, method=rates["method"])
         block = _overlap_block(band.covariance, band)
         square = np.einsum("hk,thfkf->tf", _split(heads), block) / heads
         amplitude = np.sqrt(np.clip(square, 0, None)) / np.where(unit > 0, unit, np.inf)
