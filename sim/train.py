@@ -92,8 +92,8 @@ def train(
 
     Returns:
         A `Trajectory` whose entry t holds, for the parameters at `time[t]`: order parameters, trained biases and
-        scales, the population risk of both (D → ∞; NaN if the scores are too large for its integrals), and the loss
-        on fresh samples with its standard error.
+        scales, the population risk of both (D → ∞, to 1e-6; NaN if the scores are too large for its integrals), and
+        the loss on fresh samples with its standard error.
 
     Raises:
         ValueError: naming the argument that is wrong, what was expected and what came; for `resume` that includes a

@@ -2,15 +2,43 @@
 
 import os
 import signal
-
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+import subprocess
+import sys
 
 import jax
 import pytest
 
+DEVICES = "--xla_force_host_platform_device_count=2"
+# most of the default tests' time is compilation: this way it takes a third of it, and the code it makes is as exact
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Default tests compile quickly; slow ones and benchmarks as everyone does. JAX has not begun to run yet."""
+    if "XLA_FLAGS" in os.environ:  # chosen, or a worker, for which it has been chosen
+        return
+    quick = config.option.markexpr == "not slow and not benchmark"
+    os.environ["XLA_FLAGS"] = f"{DEVICES} {QUICK}" if quick else DEVICES
+    # an XLA that does not know one of them aborts
+    if quick and subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], capture_output=True).returncode:
+        os.environ["XLA_FLAGS"] = DEVICES
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Tests marked `bits` compile as everyone does: quick code rounds a point by the company it has."""
+    if pyfuncitem.get_closest_marker("bits") is None or QUICK not in os.environ["XLA_FLAGS"]:
+        return None
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    environment = {**kept, "XLA_FLAGS": DEVICES}
+    run = subprocess.run(command, cwd=pyfuncitem.config.rootpath, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
+    return True
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,6 +1,7 @@
 """What a run may return, as the Dataset of one point."""
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,11 +41,25 @@ def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
         result = result.to_dataset(name=result.name or NUMBER)
     if not isinstance(result, xr.Dataset):
         named = result if isinstance(result, Mapping) else {NUMBER: result}
+        if named and all(type(value) is float for value in named.values()):
+            return _of_numbers(tuple(named)).copy(data={name: np.asarray(value) for name, value in named.items()}), ""
         result = xr.Dataset({name: _variable(str(name), value) for name, value in named.items()})
-    for name in (*result.variables, *result.dims):
+    _check_names(result)
+    return plain(result), failure
+
+
+@lru_cache
+def _of_numbers(names: tuple[Any, ...]) -> xr.Dataset:
+    """A Dataset of numbers by these names: a copy of one takes an eighth of the time that a new one does."""
+    data = xr.Dataset({name: ((), 0.0) for name in names})
+    _check_names(data)
+    return data
+
+
+def _check_names(data: xr.Dataset) -> None:
+    for name in (*data.variables, *data.dims):
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise invalid("run", "names of variables that are text, without '/'", repr(name))
-    return plain(result), failure
 
 
 def plain(data: xr.Dataset) -> xr.Dataset:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -136,6 +137,18 @@ def _task(values: Values) -> th.SingleLocation:
     return th.SingleLocation(values["length"], values["snr"], values["prior"])
 
 
+def _tasks(points: Points) -> list[th.SingleLocation]:
+    """The task of each point; a ν that many share becomes an array once."""
+    arrays: dict[Any, Any] = {}
+    tasks = []
+    for values in points:
+        snr = values["snr"]
+        if type(snr) is float:
+            snr = arrays[snr] if snr in arrays else arrays.setdefault(snr, jnp.asarray(snr, jnp.float64))
+        tasks.append(th.SingleLocation(values["length"], snr, values["prior"]))
+    return tasks
+
+
 def _start(values: Values, key: Any) -> th.OrderParameters:
     """Order parameters at the start, drawn with the key unless they are given."""
     order = values.get("order")
@@ -160,14 +173,14 @@ def _start(values: Values, key: Any) -> th.OrderParameters:
 
 def _bayes_risk(points: Points, keys: Keys) -> list[Any]:
     method = th.Quadrature(points[0]["tolerance"])
-    return _risks(*bayes_risks([_task(values) for values in points], method=method))
+    return _risks(*bayes_risks(_tasks(points), method=method))
 
 
 def _population_risk(points: Points, keys: Keys) -> list[Any]:
     activations = [values["activation"] for values in points]
     method = default_method(activations[0], points[0]["tolerance"])
     orders = [_start(values, key) for values, key in zip(points, keys, strict=True)]
-    return _risks(*population_risks([_task(values) for values in points], activations, orders, method=method))
+    return _risks(*population_risks(_tasks(points), activations, orders, method=method))
 
 
 def _risks(risks: Array, errors: Array) -> list[Any]:
