@@ -593,9 +593,8 @@ def test_the_slope_of_the_sampled_risk_with_a_sparse_support():
 
 @few_entries
 def test_both_simulators_train_with_it(activation, monkeypatch):
-    monkeypatch.setattr(
-        th.risk, "default_method", lambda activation, tolerance: th.MonteCarlo(1000)
-    )  # that of the records
+    recorded_by = th.MonteCarlo(1000)
+    monkeypatch.setattr(th.risk, "default_method", lambda activation, tolerance: recorded_by)
     options = {
         "learning_rate": 2.0, "time": 0.4, "batch": 2, "record": 2, "key": jax.random.key(1), "evaluation": 20,
         "progress": False,
