@@ -277,7 +277,7 @@ def stages(
     Prints slopes (as D → ∞, of the predicted medians at these D, fitted with their standard error), medians, and
     a Kolmogorov-Smirnov test for each D; writes a store (result.zarr) and a figure (stages.pdf, stages.png). Each line
     is stored as soon as it is finished: after Ctrl-C the same command goes on, and a folder that holds the result
-    already is drawn again, not recomputed. The defaults take some six minutes on two CPU cores; runs cost D·τ·B/η
+    already is drawn again, not recomputed. The defaults take four to six minutes on two CPU cores; runs cost D·τ·B/η
     samples each.
     """
     from headsplit.figures import run as make

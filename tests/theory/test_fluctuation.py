@@ -178,6 +178,7 @@ def test_unknown_coordinates_are_named(check_case):
         band.columns("q")
 
 
+@pytest.mark.slow
 def test_stochastic_flow_has_the_mean_and_covariance_of_the_equation():
     """400 runs at D = 2000 to τ = 2: 2 means and 3 covariances within 4 standard errors and 4 % (steps and points)."""
     task, dim, count = th.SingleLocation(6, 1.0, th.discrete([[1.5]])), 2000, 400
