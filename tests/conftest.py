@@ -30,8 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Tests marked `bits` compile as everyone does: quick code rounds a point by the company it has."""
-    if pyfuncitem.get_closest_marker("bits") is None or QUICK not in os.environ["XLA_FLAGS"]:
+    """Tests marked `optimized` compile as everyone does: quick code rounds a point by its company, and runs slowly."""
+    if pyfuncitem.get_closest_marker("optimized") is None or QUICK not in os.environ["XLA_FLAGS"]:
         return None
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", pyfuncitem.nodeid]

@@ -36,6 +36,7 @@ LONG = {"3_stages.ipynb", "4_activations_and_bayes_risk.ipynb"}
 each_run = [pytest.param(path, marks=pytest.mark.slow if path.name in LONG else ()) for path in NOTEBOOKS]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("path", each_run, ids=lambda path: path.name)
 def test_every_cell_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -106,7 +106,7 @@ MORE = [
 ]
 
 
-@pytest.mark.bits
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     ("kind", "name", "loss", "batch", "dim"),
     [*CASES[::2], *(pytest.param(*case, marks=pytest.mark.slow) for case in (*CASES[1::2], *MORE))],
@@ -165,7 +165,7 @@ def test_each_point_has_its_own_risk(kind, monkeypatch):
     assert "Softmax1(bias=[0.3" in dict(runs[1].settings)["activation"]
 
 
-@pytest.mark.bits
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", [pytest.param("start", marks=pytest.mark.slow), "snr"])
 def test_a_point_that_diverges_leaves_the_others(kind, how):
