@@ -46,11 +46,7 @@ def run(path: Path, *, slow: bool) -> None:
             assert printed.getvalue() == block[3], f"{path.name}, line {above + 1}: prints something else"
 
 
-LONG = {"README.md", "model.md"}
-each_run = [pytest.param(path, marks=pytest.mark.optimized if path.name in LONG else ()) for path in DOCUMENTS]
-
-
-@pytest.mark.parametrize("path", each_run, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_python_of_documents_runs_and_prints_what_is_shown(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
