@@ -33,7 +33,7 @@ from theory.scores import score_law
 from theory.task import SingleLocation
 
 SCRAMBLES = 4  # further ones, for the error of Sobol points
-RECORDED = 1e-6  # accuracy of a simulation's recorded risks, far below its fluctuations
+_RECORDED = 1e-6  # accuracy of a simulation's recorded risks, far below its fluctuations
 GUARD = 1e-3  # a state that the fixed nodes under jit do not integrate to this is an error
 
 
@@ -128,7 +128,7 @@ def recorded_risk(
     the leading axes too. NaN where a state is not finite, or spreads so widely that no allowed number of nodes
     integrates it.
     """
-    method = default_method(activation, RECORDED) if method is None else method
+    method = default_method(activation, _RECORDED) if method is None else method
     lead = order.m.shape[:-2]
     trained, rest = activation.split()
     states: State = flat((trained, order), len(lead))

@@ -42,7 +42,8 @@ def dataset_of(result: Any) -> tuple[xr.Dataset, str]:
     if not isinstance(result, xr.Dataset):
         named = result if isinstance(result, Mapping) else {NUMBER: result}
         if named and all(type(value) is float for value in named.values()):
-            return _of_numbers(tuple(named)).copy(data={name: np.asarray(value) for name, value in named.items()}), ""
+            numbers = {name: np.asarray(value) for name, value in named.items()}
+            return _of_numbers(tuple(named)).copy(data=numbers), failure
         result = xr.Dataset({name: _variable(str(name), value) for name, value in named.items()})
     _check_names(result)
     return plain(result), failure

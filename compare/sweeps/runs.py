@@ -139,14 +139,8 @@ def _task(values: Values) -> th.SingleLocation:
 
 def _tasks(points: Points) -> list[th.SingleLocation]:
     """The task of each point; a ν that many share becomes an array once."""
-    arrays: dict[Any, Any] = {}
-    tasks = []
-    for values in points:
-        snr = values["snr"]
-        if type(snr) is float:
-            snr = arrays[snr] if snr in arrays else arrays.setdefault(snr, jnp.asarray(snr, jnp.float64))
-        tasks.append(th.SingleLocation(values["length"], snr, values["prior"]))
-    return tasks
+    array = functools.cache(lambda snr: jnp.asarray(snr, jnp.float64))
+    return [_task({**v, "snr": array(v["snr"])} if type(v["snr"]) is float else v) for v in points]
 
 
 def _start(values: Values, key: Any) -> th.OrderParameters:
@@ -193,7 +187,7 @@ def _risks(risks: Array, errors: Array) -> list[Any]:
 def _gradient_flow(points: Points, keys: Keys) -> list[Any]:
     first = points[0]
     return gradient_flows(
-        [_task(values) for values in points],
+        _tasks(points),
         [values["activation"] for values in points],
         [_start(values, key) for values, key in zip(points, keys, strict=True)],
         first["times"],
@@ -246,13 +240,13 @@ def _train(points: Points, keys: Keys) -> list[Any]:
         for values, key in zip(points, keys, strict=True)
     ]
     data = [jax.random.fold_in(key, _DATA) for key in keys]
-    runs = train_many([_task(values) for values in points], layers, data, **_sgd(points[0]))
+    runs = train_many(_tasks(points), layers, data, **_sgd(points[0]))
     return _at_requested_times(runs, points[0])
 
 
 def _train_reduced(points: Points, keys: Keys) -> list[Any]:
     runs = train_reduced_many(
-        [_task(values) for values in points],
+        _tasks(points),
         [values["activation"] for values in points],
         [_start(values, key) for values, key in zip(points, keys, strict=True)],
         [jax.random.fold_in(key, _DATA) for key in keys],
