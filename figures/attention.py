@@ -194,21 +194,22 @@ def draw(store: Store) -> Figure:
         critical_counts(axes[0, 2], store["critical_against_length"])
         axes[0, 2].set_title(f"Kolmogorov–Smirnov, level {store['critical_against_length'].attrs['level']}")
         separability_boxes(axes[1, 0], store["separability_against_selected"])
-        axes[1, 0].set_title(f"L = {selected_data.attrs['length']}; grey: GPT-2")
+        axes[1, 0].set_title("sphere bounds; grey: GPT-2")
         gradient_curves(axes[1, 1], store["gradient_against_temperature"])
         axes[1, 1].set_title("largest of all heads and rows")
         report = store["report"]
         heat_map(axes[1, 2], report, "distinguishable", limits=(0.0, 1.0))
         axes[1, 2].set_title(f"N$_s$/N at N = {report.attrs['selected']}; dots: saturated")
         _legends(axes)
+        measured: dict[str, Any] = {"linestyle": "", "marker": "o", "color": COLOURS[0], "markerfacecolor": "white"}
         handles = [
-            Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markerfacecolor="white", label="measured"),
+            Line2D([], [], **measured, label="measured, median and quartiles of heads"),
             Line2D([], [], **SHARP, label="bound, sharp"),
             Line2D([], [], **PRINTED, label="bound, printed (false)"),
-            Line2D([], [], **EXPECTED, label="expectation, random sets"),
+            Line2D([], [], **EXPECTED, label="expectation, random sets, median of heads"),
             Line2D([], [], **EXPECTED_PRINTED, label="expectation, printed"),
         ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=5)
+        figure.legend(handles=handles, loc="outside upper center", ncols=3)
         lettered(axes.ravel())
     return figure
 

@@ -59,8 +59,7 @@ def draw(store: Store) -> Figure:
             for ax in (above, below):
                 unjudged(ax, agreement)
                 ax.yaxis.set_label_coords(-0.19, 0.5)
-            if block + columns >= blocks:
-                below.set_xlabel(r"$\tau = \eta\,\mathrm{steps}/D$")
+            below.set_xlabel(r"$\tau = \eta\,\mathrm{steps}/D$")
         corner = figure.add_subplot(grid[divmod(blocks, columns)])
         corner.axis("off")
         legend(corner, store)

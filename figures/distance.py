@@ -151,6 +151,8 @@ def draw(store: Store) -> Figure:
             Patch(**BAND, label="expectation of random sets"),
         ]
         figure.legend(handles=handles, loc="outside upper center", ncols=5)
+        text = "a, b, d, e: means over draws, bars: standard errors. c, f: medians over heads, bars: quartiles"
+        figure.supxlabel(text, fontsize=6.5)
     return figure
 
 

@@ -129,9 +129,7 @@ def risk_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     artists = []
     for i, line in enumerate(lines):
         own = line.isel(activation=0)
-        artists += simulation_points(
-            ax, own["length"], own["risk"], own["error"], i, linestyle=look(i)["linestyle"], label=short(own)
-        )
+        artists += _curve(ax, own, own["risk"], i)
     _length_axis(ax, first["length"].values)
     ax.set_yscale("log")
     plain_ticks(ax.yaxis)
@@ -145,15 +143,7 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     for i, line in enumerate(lines):
         own = line.isel(activation=0)
         seen = own["gradient"] > 3 * own["error"]  # below, it is noise
-        artists += simulation_points(
-            ax,
-            own["length"],
-            own["gradient"].where(seen),
-            own["error"],
-            i,
-            linestyle=look(i)["linestyle"],
-            label=short(own),
-        )
+        artists += _curve(ax, own, own["gradient"].where(seen), i)
     lengths = lines[0]["length"].values
     far = lengths[-3:]
     guide = float(lines[0]["gradient"][0, -1]) * far[-1] / far / 4  # below the curves it is to be compared with
@@ -163,6 +153,13 @@ def gradient_curves(ax: Axes, lines: Sequence[xr.Dataset]) -> list:
     ax.set_yscale("log")
     ax.set_ylabel("norm of the mean gradient")
     return artists
+
+
+def _curve(ax: Axes, own: xr.Dataset, values: xr.DataArray, i: int) -> list:
+    """Points of one activation, joined; the first shows around those that it is compared with."""
+    wide: dict[str, Any] = {"linewidth": 2.2, "markersize": 4.5, "zorder": 2} if i == 0 else {}
+    line = {"linestyle": look(i)["linestyle"], "label": short(own), **wide}
+    return simulation_points(ax, own["length"], values, own["error"], i, **line)
 
 
 def stable_rates(ax: Axes, lines: Sequence[xr.Dataset]) -> list:

@@ -46,8 +46,8 @@ class Configuration:
     heads: int = 4
     length: int = 5
     snr: float = 4.0
-    dims: tuple[int, ...] = (200, 800, 3200)
-    replicas: tuple[int, ...] = (14, 8, 2)  # for each D; the first is shown
+    dims: tuple[int, ...] = (200, 600, 1800)
+    replicas: tuple[int, ...] = (16, 12, 6)  # for each D; the first is shown
     variance: float = 0.25
     learning_rate: float = 2.0
     batch: int = 4

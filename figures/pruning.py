@@ -28,6 +28,7 @@ from theory.names import parse_prior
 
 START, DATA, FRESH = 1, 2, 3  # purposes of randomness, folded into key(seed) after the activation's number
 ORDERS = {"greedy": "least useful first", "worst": "most useful first"}
+WIDTHS, SIZES = (2.0, 1.0), (4.5, 2.8)  # of lines and markers: the first order shows around the second
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,10 @@ def draw(store: Store) -> Figure:
         text = f"{title(c['prior'])}\nL = {c['length']}, ν = {c['snr']:g}"
         axes[0].annotate(text, (0.05, 0.95), xycoords="axes fraction", va="top")
         grey: dict[str, Any] = {"color": "0.3", "markerfacecolor": "white", "markersize": 3.5}
-        handles = [Line2D([], [], **{**look(i), "marker": ""}, label=text) for i, text in enumerate(ORDERS.values())]
+        handles = [
+            Line2D([], [], **{**look(i), "marker": "", "linewidth": WIDTHS[i]}, label=text)
+            for i, text in enumerate(ORDERS.values())
+        ]
         handles += [
             Line2D([], [], linestyle="", marker="o", **grey, label=f"loss at D = {c['dim']}, {c['layers']} layers"),
             Line2D([], [], label="Bayes risk", **BAYES),
@@ -149,8 +153,8 @@ def pruning(ax: Axes, data: xr.Dataset, bayes: xr.Dataset) -> list:
     for i, order in enumerate(data["order"].values):
         for layer in range(data.sizes["layer"]):
             own = data.sel(order=order).isel(layer=layer)
-            artists += theory_line(ax, own["heads_left"], own["risk"], i)
-            artists += simulation_points(ax, own["heads_left"], own["loss"], own["loss_error"], i, markersize=3.5)
+            artists += theory_line(ax, own["heads_left"], own["risk"], i, linewidth=WIDTHS[i])
+            artists += simulation_points(ax, own["heads_left"], own["loss"], own["loss_error"], i, markersize=SIZES[i])
     most = int(data["heads_left"].max())
     ax.set_xlim(most + 0.4, -0.4)  # heads go from left to right
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -190,6 +190,20 @@ def zeros(data: xr.Dataset) -> np.ndarray:
     return data["excursion_zero"].values[np.isfinite(data["excursion_arrived"].values)]
 
 
+def last_crossings(data: xr.Dataset) -> np.ndarray:
+    """(replica,) when the last head went through 0 along the first feature (linear between records), NaN if none did.
+
+    Of all runs, also of those whose noise moved a head over before it had settled on a side.
+    """
+    m = np.atleast_3d(data["m"].isel(feature=0).transpose("time", "head", ...).values)
+    before, after = m[:-1], m[1:]
+    share = np.divide(before, before - after, where=before * after < 0, out=np.full(before.shape, np.nan))
+    time = data["time"].values
+    crossed = time[:-1, None, None] + share * np.diff(time)[:, None, None]
+    latest = np.max(np.where(np.isnan(crossed), -np.inf, crossed), axis=(0, 1))
+    return np.where(np.isfinite(latest), latest, np.nan)
+
+
 def patterns(m: np.ndarray) -> np.ndarray:
     """(..., H) the sides of heads at all features as one number each, from overlaps (..., H, F)."""
     return np.sum((m > 0) * 2 ** np.arange(m.shape[-1]), axis=-1)
@@ -198,10 +212,10 @@ def patterns(m: np.ndarray) -> np.ndarray:
 def numbers(store: Store) -> dict[str, float]:
     """Groups at the end, stage times and crossings, of the flow and of the runs."""
     flow, runs = store["tree_flow"], store["tree_runs"]
-    last = patterns(flow["m"].isel(time=-1).values)
+    ended = patterns(flow["m"].isel(time=-1).values)
     own = patterns(runs["m"].isel(time=-1).values)
     found = {
-        "groups of heads at the end, flow": float(len(np.unique(last))),
+        "groups of heads at the end, flow": float(len(np.unique(ended))),
         "the same, mean of the runs": float(np.mean([len(np.unique(one)) for one in own])),
     }
     for f, time in enumerate(flow["stage_time"].values):
@@ -212,11 +226,12 @@ def numbers(store: Store) -> dict[str, float]:
         found[f"stage time, feature {f + 1}, its scatter"] = (
             float(np.std(finite, ddof=1)) if len(finite) > 1 else np.nan
         )
-    first, crossed = zeros(store["excursion_flow"]), zeros(store["excursion_runs"])
+    flow_last, last = (last_crossings(store[f"excursion_{name}"]) for name in ("flow", "runs"))
+    crossed = last[np.isfinite(last)]
     plus = np.sum(store["excursion_runs"]["m"].isel(time=-1).values > 0, axis=(1, 2))
-    found["excursion crosses 0, flow"] = float(first[0]) if len(first) else np.nan
-    found["excursions in the runs"] = float(len(crossed))
-    found["their mean crossing"] = float(crossed.mean()) if len(crossed) else np.nan
+    found["last crossing of 0, flow"] = float(flow_last[0])
+    found["the same, median of the runs"] = float(np.median(crossed)) if len(crossed) else np.nan
     found["its scatter"] = float(crossed.std(ddof=1)) if len(crossed) > 1 else np.nan
+    found["excursions of settled heads in the runs"] = float(len(zeros(store["excursion_runs"])))
     found["runs that end even"] = float(np.sum(2 * plus == store["excursion_runs"].sizes["head"]))
     return found

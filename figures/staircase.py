@@ -83,17 +83,11 @@ def _prediction(c: Configuration) -> xr.Dataset:
         _task(c), parse_activation(c.activation), c.heads, list(c.dims), variance=c.variance,
         step_size=c.learning_rate / c.batch, threshold=c.threshold, samples=c.samples, until=c.time, progress=False,
     )  # fmt: skip
-    time, mean, error = np.linspace(0, c.time, _GRID), [], []
-    for flow, matched in zip(found.ensembles, found.match, strict=True):
-        risks = np.array([np.interp(time, np.asarray(flow.time), one) for one in np.asarray(flow.risk)])
-        assert found.path is not None
-        before = np.interp(time, np.asarray(found.path.time), np.asarray(found.path.risk))
-        risks = np.where(time < matched, before, risks)  # until then all follow the symmetric path
-        mean.append(risks.mean(axis=0))
-        error.append(risks.std(axis=0, ddof=1) / np.sqrt(len(risks)))
+    time = np.linspace(0, c.time, _GRID)
+    mean, error = found.mean_risk(time)
     return found.to_xarray().assign(
-        risk=(("dim", "time"), np.array(mean), {"long_name": "population risk, mean over starts"}),
-        risk_error=(("dim", "time"), np.array(error), {"long_name": "standard error of the mean risk"}),
+        risk=(("dim", "time"), mean, {"long_name": "population risk, mean over starts"}),
+        risk_error=(("dim", "time"), error, {"long_name": "standard error of the mean risk"}),
         time=("time", time, {"long_name": "clock τ = η·steps/D"}),
     )
 

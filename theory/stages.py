@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import CubicSpline, PchipInterpolator
 from scipy.special import ndtri
 from scipy.stats import qmc
 
@@ -29,6 +29,7 @@ from theory.fluctuation import Fluctuations, fluctuations
 from theory.method import Method, Quadrature
 from theory.order import OrderParameters
 from theory.passage import SPLIT_FRACTION, first_passage, full_split, head_deviation, rank_cdf, rank_quantile
+from theory.risk import recorded_risk
 from theory.staircase import Stage, saddle_path, staircase_lines
 from theory.task import SingleLocation
 from theory.trajectory import Trajectory
@@ -112,6 +113,36 @@ class StagePrediction(eqx.Module):
         if dim not in self.dims and not (dim is None and len(self.dims) == 1):
             raise invalid("dim", f"one of {', '.join(map(str, self.dims))}", dim)
         return rank_cdf(self.times[0 if dim is None else self.dims.index(dim), :, feature], times)
+
+    def mean_risk(self, times: Any) -> tuple[Float[np.ndarray, "N T"], Float[np.ndarray, "N T"]]:
+        """Population risk at each D: its mean over the starts, and the standard error of that.
+
+        Until the matching time the starts are drawn, at each record of the path, from the Gaussian law around it; from
+        then on it is the risk of their flows. Between records monotone cubics.
+
+        Args:
+            times: τ ≥ 0, not after the flows end.
+        """
+        if self.path is None or self.band is None:
+            raise invalid("prediction", "one with a split", "one without")
+        times = np.atleast_1d(np.asarray(non_negative("times", times, 1)))
+        latest = min(float(flow.time[-1]) for flow in self.ensembles)
+        if times.max() > latest:
+            raise invalid("times", f"up to τ = {latest:.6g}, where the first flow ends", times.max())
+        samples, clock, found = self.times.shape[1], np.asarray(self.path.time), []
+        for dim, matched, flow in zip(self.dims, self.match, self.ensembles, strict=True):
+            states = [_starts(self.path, self.band, k, dim, samples, 0.0) for k in np.flatnonzero(clock < matched)]
+            trained, orders = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+            trained = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], samples, axis=1), trained)
+            activation = eqx.combine(trained, self.path.activation.split()[1])
+            early = recorded_risk(self.path.task, activation, orders)
+            risks = np.concatenate([np.asarray(early), np.asarray(flow.risk).T])
+            records = np.concatenate([clock[clock < matched], np.asarray(flow.time)])
+            scatter = risks.std(axis=1, ddof=1) if samples > 1 else np.full(len(records), np.inf)
+            error = np.interp(times, records, scatter / np.sqrt(samples))
+            found.append((PchipInterpolator(records, risks.mean(axis=1))(times), error))
+        mean, errors = np.moveaxis(np.asarray(found), 1, 0)
+        return mean, errors
 
     def to_xarray(self) -> xr.Dataset:
         """`stage_time` (dim, sample, feature), quantiles, and the saddles with rates and asymptotic slopes."""
@@ -241,7 +272,7 @@ def predict_stages(
             later = [s for s in stages if not s.ending]
             waits = [np.log(max(np.sqrt(d / variance) * s.scale, np.e)) / s.rate for s in later[1:]]
             end = matched + (np.log(1 / MATCH) + _LATEST) / max(growth(matched), later[0].rate / 2) + sum(waits)
-        ensemble = _ensemble(path, band, k, d, samples, end, rates, activation, progress)
+        ensemble = _ensemble(path, band, k, d, samples, end, rates, progress)
         ensembles.append(ensemble)
         match.append(matched)
         amplitudes = head_deviation(np.asarray(ensemble.order.m)) / np.where(unit > 0, unit, 1.0)
@@ -335,18 +366,13 @@ def _first_at(amplitude: Float[np.ndarray, " T"], target: float) -> int | None:
     return int(reached[0]) if reached.size else None
 
 
-def _ensemble(
-    path: Trajectory,
-    band: Fluctuations,
-    k: int,
-    dim: int,
-    samples: int,
-    end: float,
-    rates: dict[str, Any],
-    activation: Activation,
-    progress: bool,
-) -> Trajectory:
-    """Flows from states drawn at record k of the path, on the clock of the whole run."""
+def _starts(
+    path: Trajectory, band: Fluctuations, k: int, dim: int, samples: int, step_size: float
+) -> tuple[Activation, OrderParameters]:
+    """States (S, ...) drawn from the Gaussian law around the path at its record k.
+
+    With what noise of this η/B after that record feeds into a growing split, seen from there.
+    """
     heads, features = band.heads, band.features
     size = heads * features
     covariance = _overlap_block(band.covariance[k], band) * band.dim / dim
@@ -355,15 +381,30 @@ def _ensemble(
     for f in range(features):
         growth = np.einsum("hk,hk->", split, rate[:, f, :, f]) / max(heads - 1, 1)
         fed = np.einsum("hk,hk->", split, noise[:, f, :, f]) / max(heads - 1, 1)
-        if growth > 0:  # what the noise after matching feeds into a growing split, seen from here
-            covariance[:, f, :, f] += split * rates["step_size"] / dim * fed / (2 * growth)
+        if growth > 0:
+            covariance[:, f, :, f] += split * step_size / dim * fed / (2 * growth)
     values, vectors = np.linalg.eigh(covariance.reshape(size, size))
     drawn = (even_normals(size, samples) * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     middle = path.order[k]
     m = middle.m[None] + jnp.asarray(drawn.reshape(samples, heads, features))
-    order = OrderParameters(m, m @ jnp.swapaxes(m, -1, -2) + middle.r_perp[None])
     trained, rest = path.activation.split()
-    own = eqx.combine(jax.tree.map(lambda leaf: leaf[k], trained), rest)
+    own = jax.tree.map(lambda leaf: leaf[k], trained)
+    return own, OrderParameters(m, m @ jnp.swapaxes(m, -1, -2) + middle.r_perp[None])
+
+
+def _ensemble(
+    path: Trajectory,
+    band: Fluctuations,
+    k: int,
+    dim: int,
+    samples: int,
+    end: float,
+    rates: dict[str, Any],
+    progress: bool,
+) -> Trajectory:
+    """Flows from states drawn at record k of the path, on the clock of the whole run."""
+    trained, order = _starts(path, band, k, dim, samples, rates["step_size"])
+    own = eqx.combine(trained, path.activation.split()[1])
     matched = float(path.time[k])
     times = np.linspace(0, max(end - matched, 1.0), _RECORDS)
     flow = gradient_flow(

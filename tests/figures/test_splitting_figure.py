@@ -74,10 +74,17 @@ def test_crossings_are_those_of_finished_excursions(store):
 def test_no_excursion_is_drawn_and_counted_too(store):
     for group in ("excursion_runs", "excursion_flow"):
         store.groups[group] = store[group].isel(excursion=slice(0, 0))
-    found = picture.numbers(store)
-    assert found["excursions in the runs"] == 0
-    assert np.isnan([found["excursion crosses 0, flow"], found["their mean crossing"], found["its scatter"]]).all()
+    assert picture.numbers(store)["excursions of settled heads in the runs"] == 0
     picture.draw(store)
+
+
+def test_last_crossings_are_those_of_any_head():
+    """By hand: heads that go through 0 at 1.25 and 2.5, and none; without replicas and with them."""
+    time = np.arange(4.0)
+    m = np.array([[-1.0, 1.0], [-1.0, 1.0], [3.0, 1.0], [3.0, -1.0]])[..., None]
+    np.testing.assert_allclose(picture.last_crossings(dataset(time, m, [], [], [0.0])), [2.5])
+    some = dataset(time, np.stack([m[:, :1], np.abs(m[:, :1])]), [], [], [[0.0]] * 2)
+    np.testing.assert_allclose(picture.last_crossings(some), [1.25, np.nan])
 
 
 def test_sides_are_read_as_numbers():
@@ -89,9 +96,10 @@ def test_numbers_count_groups_and_crossings(store):
     assert found["groups of heads at the end, flow"] == 4
     assert found["the same, mean of the runs"] == 3.5
     assert found["stage time, feature 1, median of the runs"] == 3.5
-    assert found["excursion crosses 0, flow"] == 6.0
-    names = ("excursions in the runs", "their mean crossing", "its scatter", "runs that end even")
-    np.testing.assert_allclose([found[name] for name in names], (2, 6.5, np.sqrt(4.5), 0))
+    names = ("excursions of settled heads in the runs", "runs that end even")
+    assert [found[name] for name in names] == [2, 0]
+    names = ("last crossing of 0, flow", "the same, median of the runs", "its scatter")
+    assert np.isnan([found[name] for name in names]).all()  # no head of these goes through 0
 
 
 def test_the_start_of_the_excursion_is_as_given():
