@@ -10,7 +10,7 @@ import pytest
 
 DEVICES = "--xla_force_host_platform_device_count=2"
 # most of the default tests' time is compilation: this way it takes a third of it, and the code it makes is as exact
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_backend_optimization_level=1 --xla_cpu_use_fusion_emitters=false"
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
