@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from compare.driver import only_driver
 from compare.store import differences, load, save
 from sim._driver import interruptible
 
@@ -109,9 +110,22 @@ def compute_lines(
 
     Raises:
         Interrupted: Ctrl-C; the lines that are finished are kept.
+        InUse: another driver is at work in the store's folder.
     """
-    done = dict(load(path).datasets) if path.exists() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
+    with only_driver(path.parent):
+        _compute_lines(lines, path, configuration, progress=progress, say=say)
+
+
+def _compute_lines(
+    lines: Sequence[Line],
+    path: Path,
+    configuration: Mapping[str, Any],
+    *,
+    progress: bool,
+    say: Callable[[str], Any],
+) -> None:
+    done = dict(load(path).datasets) if path.exists() else {}
     queue = [line for line in lines if line.group not in done]
     total = left = len(queue)
     running: dict[Future[Any], Line] = {}

@@ -535,9 +535,11 @@ def figure(
 @contextmanager
 def _reported(command: str) -> Iterator[None]:
     """Errors that the user can mend, as one line and an exit code."""
+    from compare.driver import InUse
+
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, InUse) as error:
         code, message = 2, str(error)
     except KeyboardInterrupt as error:
         code, message = 130, str(error) or "interrupted: what is stored stays, nothing else is kept"

@@ -110,12 +110,14 @@ def make_all(root: Path, *, full: bool, progress: bool, say: Callable[[str], Any
     """
     import jax
 
+    from compare.driver import InUse
+
     missing = {}
     for name in NAMES:
         say(f"\n{name}: {title(name)}")
         try:
             make(name, root / folder_name(name, full=full), full=full, changes=(), progress=progress, say=say)
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, InUse) as error:
             missing[name] = str(error)
         # a process may map so many pieces of memory, and compiled code takes some each
         jax.clear_caches()

@@ -154,10 +154,6 @@ def run(
             data = sweep(function, **configuration.options(), **options)
     except SweepInterrupted as error:
         raise Interrupted(f"{error}" + (" with --resume" if path.exists() else "")) from error
-    except RuntimeError as error:
-        if str(error).startswith("store:"):  # another driver has it
-            raise ValueError(str(error)) from error
-        raise
     (folder / FIGURES).write_text(json.dumps(list(configuration.figures), indent=1), encoding="utf-8")
     say(f"  {path}")
     whole = not bool((data["status"] == 2).any())

@@ -121,17 +121,19 @@ class StagePrediction(eqx.Module):
         then on it is the risk of their flows. Between records monotone cubics.
 
         Args:
-            times: τ ≥ 0, not after the flows end.
+            times: (T,) τ ≥ 0, not after the first of the flows ends.
         """
         if self.path is None or self.band is None:
             raise invalid("prediction", "one with a split", "one without")
-        times = np.atleast_1d(np.asarray(non_negative("times", times, 1)))
+        times = np.asarray(non_negative("times", times, 1))
         latest = min(float(flow.time[-1]) for flow in self.ensembles)
         if times.max() > latest:
             raise invalid("times", f"up to τ = {latest:.6g}, where the first flow ends", times.max())
         samples, clock, found = self.times.shape[1], np.asarray(self.path.time), []
         for dim, matched, flow in zip(self.dims, self.match, self.ensembles, strict=True):
-            states = [_starts(self.path, self.band, k, dim, samples, 0.0) for k in np.flatnonzero(clock < matched)]
+            states = [
+                _starts(self.path, self.band, k, dim, samples, 0.0) for k in map(int, np.flatnonzero(clock < matched))
+            ]
             trained, orders = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
             trained = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], samples, axis=1), trained)
             activation = eqx.combine(trained, self.path.activation.split()[1])
@@ -387,7 +389,7 @@ def _starts(
     drawn = (even_normals(size, samples) * np.sqrt(np.clip(values, 0, None))) @ vectors.T
     middle = path.order[k]
     m = middle.m[None] + jnp.asarray(drawn.reshape(samples, heads, features))
-    trained, rest = path.activation.split()
+    trained, _ = path.activation.split()
     own = jax.tree.map(lambda leaf: leaf[k], trained)
     return own, OrderParameters(m, m @ jnp.swapaxes(m, -1, -2) + middle.r_perp[None])
 

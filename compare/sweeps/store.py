@@ -1,16 +1,13 @@
 """A stored sweep: one folder with the manifest, the numbers, and a lock that one driver at a time holds."""
 
-import json
-import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
-from filelock import FileLock, Timeout
 
+from compare.driver import HOLDER, LOCK, only_driver
 from compare.store import differences
 from compare.sweeps.gridded import Entry, configuration_text, gridded
 from compare.sweeps.manifest import MANIFEST, SCHEMA, Manifest, circumstances
@@ -21,7 +18,6 @@ from compare.sweeps.work import Outcome, Report
 from theory._checks import invalid
 from theory._words import counted
 
-_LOCK, _HOLDER = "lock", "driver.json"
 _SHOWN = 20  # failures that are printed
 
 
@@ -149,7 +145,7 @@ def opened(path: str | Path) -> Iterator[SweepStore]:
 
     Raises:
         ValueError: something else is there, a store of another schema, or a damaged manifest.
-        RuntimeError: another driver is at work on it.
+        InUse: another driver is at work on it.
     """
     folder = Path(path)
     _check_folder(folder)
@@ -157,36 +153,18 @@ def opened(path: str | Path) -> Iterator[SweepStore]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise invalid("store", "a folder, or a place for one", f"{folder}, inside a file") from error
-    lock = FileLock(folder / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        held = f"{folder} is in use by another driver{_holder(folder)}"
-        raise RuntimeError(f"store: {held}; wait for it, or stop it") from error
-    try:
-        (folder / _HOLDER).write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}))
+    with only_driver(folder):
         yield SweepStore(folder)
-    finally:
-        (folder / _HOLDER).unlink(missing_ok=True)
-        lock.release()
 
 
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise invalid("store", "a folder", f"{folder}, a file")
-    strange = {entry.name for entry in folder.iterdir()} - {_LOCK, _HOLDER} if folder.exists() else set()
+    strange = {entry.name for entry in folder.iterdir()} - {LOCK, HOLDER} if folder.exists() else set()
     if strange and MANIFEST not in strange:
         shown = ", ".join(sorted(strange)[:3])
         got = f"{folder} with {shown} and no {MANIFEST}"
         raise invalid("store", "a stored sweep, an empty folder, or none yet", got)
-
-
-def _holder(folder: Path) -> str:
-    try:
-        held = json.loads((folder / _HOLDER).read_text())
-        return f" (process {held['pid']} on {held['host']})"
-    except (OSError, ValueError, KeyError):
-        return ""
 
 
 def _flat(base: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def sweep(
         ValueError: naming what is wrong with the arguments; a store that is damaged, newer or of another sweep.
         SweepInterrupted: Ctrl-C, or workers that died. What had ended is in the store, and the same call goes on.
         OSError: the store cannot be written; likewise.
-        RuntimeError: another driver is at work on the store.
+        InUse: another driver is at work on the store.
 
     Example:
         >>> import theory as th

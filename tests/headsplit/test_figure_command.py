@@ -1,6 +1,7 @@
 """`headsplit figure`: every figure by its name, computed once, changed by --set, all of them in a row."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from compare import load
+from compare.driver import only_driver
 from compare.lines import Line
 from headsplit import figures
 from headsplit.cli import app
@@ -75,12 +77,26 @@ def test_a_figure_is_computed_once_and_drawn_again(made):
     done = call("one")
     assert done.exit_code == 0, done.output
     folder = Path("results/figures/one")
-    assert {path.name for path in folder.iterdir()} == {"result.zarr", "numbers.json", "one.pdf", "one.png"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"result.zarr", "numbers.json", "one.pdf", "one.png"}
     assert json.loads((folder / "numbers.json").read_text()) == {"b": 1.5}
     assert "b  1.5" in done.output
     assert "not recomputed" in call("one").output
     assert call("one", str(folder)).exit_code == 0
     assert made == ["a", "b"]
+
+
+def test_two_drivers_of_one_folder(made):
+    """The second, of another figure too, is refused before it computes or writes."""
+    folder = Path("results/figures/one")
+    folder.mkdir(parents=True)
+    with only_driver(folder):
+        for words in (["one"], ["two", "--out", str(folder)], ["--all"]):
+            refused = call(*words)
+            assert refused.exit_code == 2
+            assert f"in use by another driver (process {os.getpid()} on " in refused.output.replace("\n", "")
+        assert {path.name for path in folder.iterdir()} == {".lock", "driver.json"}
+    assert made == ["a", "b"]  # those of "two", in its own folder
+    assert call("one").exit_code == 0
 
 
 def test_full_and_changed_ones_are_others(made):

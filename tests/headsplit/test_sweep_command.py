@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import compare
 import sim
 import theory as th
+from compare.driver import InUse
 from headsplit.cli import app
 from headsplit.executors import ONE_THREAD, executor_for, one_thread
 from headsplit.sweep import Configuration
@@ -232,7 +233,7 @@ def test_a_figure_that_cannot_be_drawn_keeps_no_other_from_it(swept):
 
 
 def test_another_driver_at_work_is_one_line(swept):
-    swept["error"] = RuntimeError("store: here is in use by another driver")
+    swept["error"] = InUse("store: here is in use by another driver")
     refused = call()
     assert refused.exit_code == 2
     assert refused.output.endswith("headsplit sweep: store: here is in use by another driver\n")

@@ -166,8 +166,16 @@ def test_each_point_has_its_own_risk(kind, monkeypatch):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", [pytest.param("start", marks=pytest.mark.slow), "snr"])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("sgd", "snr"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("sgd", "start"), ("reduced", "start"), ("reduced", "snr"))
+        ),
+    ],
+)
 def test_a_point_that_diverges_leaves_the_others(kind, how):
     every = points()
     task, layer, key = every[1]

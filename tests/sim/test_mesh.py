@@ -82,7 +82,7 @@ def test_replicas_are_spread_bit_for_bit(size, back, alone):
     same(sgd(mesh=mesh_of(size, axes=("replica",), back=back)), alone)
 
 
-@pytest.mark.optimized
+@pytest.mark.slow
 def test_replicas_of_the_chain_are_spread_bit_for_bit():
     one = reduced()
     same(reduced(mesh=mesh_of(2, axes=("replica",))), one)

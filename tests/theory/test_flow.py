@@ -38,7 +38,8 @@ def test_worked_case_common_move_along_an_orthogonal_direction():
     np.testing.assert_allclose(eigenvalues, [0, 0, 0, 0.047450], atol=1e-6)
 
 
-@pytest.mark.parametrize("records", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("records", [2, 4])
 def test_reference_trajectory(records):
     keys = jax.random.normal(jax.random.PRNGKey(0), (4, 1000), jnp.float64)
     start = th.OrderParameters(keys[:, :3] / np.sqrt(1000), keys @ keys.T / 1000)

@@ -152,6 +152,7 @@ def test_one_head_has_no_splits():
     assert set(spectrum.kinds) == {"mean"}
 
 
+@pytest.mark.slow
 def test_one_hot_has_an_unspecialized_point_along_the_mean():
     task = th.SingleLocation(5, 2.0, th.one_hot(3))
     point = th.unspecialized_point(task, th.Softmax(), heads=3)

@@ -17,6 +17,7 @@ def correlated():
     return saddle_path(CORRELATED, th.Softmax(), 2, method=COARSE)
 
 
+@pytest.mark.slow
 def test_heads_leave_along_the_unstable_eigenvector(correlated):
     """The leading eigenvector of Cov θ, with parts along both features."""
     first = correlated[0]
@@ -27,6 +28,7 @@ def test_heads_leave_along_the_unstable_eigenvector(correlated):
     assert first.signs == (1, -1)
 
 
+@pytest.mark.slow
 def test_a_broken_reflection_holds_nothing(correlated):
     """θ → −θ is the only reflection, so that heads split along feature 1 are free to move along feature 2."""
     last = correlated[-1]
@@ -62,6 +64,7 @@ def test_what_the_unbroken_reflections_hold(prior, broken, moving):
     assert moving_features(prior, np.array(broken)).tolist() == moving
 
 
+@pytest.mark.slow
 def test_all_features_of_a_direction_are_named():
     """One spike of two: heads split along (e_1 − e_2)/√2."""
     first, last = saddle_path(th.SingleLocation(4, 4.0, th.one_hot(2)), th.Softmax(), 2, method=COARSE)

@@ -12,6 +12,7 @@ import theory as th
 from compare import log_dim_slope, stage_times
 from sim import train_reduced
 from theory.passage import first_passage, full_split, head_deviation, rank_cdf, rank_quantile
+from theory.risk import recorded_risk
 from theory.saddle import tied_minimum
 from theory.stages import even_normals
 
@@ -70,6 +71,29 @@ def test_the_tail_is_that_of_a_normal_split(pair):
     wait = np.log(normal[0] / normal[1]) * 2 * pair.path_slope
     found = pair.quantile(0.9)[:, 0] - pair.quantile(0.5)[:, 0]
     np.testing.assert_allclose(found, wait, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_the_mean_risk_is_that_of_random_starts_and_then_of_the_flows(pair):
+    """At τ = 0 against states of random weights, within 5 errors of 400 of them (false alarms 6e-7).
+
+    Afterwards the mean of the flows at their own records, and no jump where they begin.
+    """
+    flow, matched = pair.ensembles[0], pair.match[0]
+    later = np.asarray(flow.time)[[1, 40, -1]]
+    mean, error = pair.mean_risk([0.0, *later, *(matched + np.array([-1e-6, 1e-6]))])
+    assert mean.shape == error.shape == (2, 6)
+    order = th.OrderParameters.initial(
+        jax.random.key(3), heads=2, features=1, dim=1000, variance=VARIANCE, replicas=400
+    )
+    risks = np.asarray(recorded_risk(PAIR, th.Softmax(), order))
+    assert abs(mean[0, 0] - risks.mean()) < 5 * risks.std(ddof=1) / np.sqrt(400) + 1e-6
+    np.testing.assert_allclose(mean[0, 1:4], np.asarray(flow.risk).mean(axis=0)[[1, 40, -1]], rtol=1e-12)
+    np.testing.assert_allclose(mean[0, 5], mean[0, 4], atol=1e-5)
+    assert np.all(error[0] < 0.01)
+    assert mean[0, 0] > mean[0, 4] > mean[0, 3]
+    with pytest.raises(ValueError, match="times: expected up to"):
+        pair.mean_risk([1e6])
 
 
 @pytest.mark.parametrize("samples", [1, 8, 33, 128])

@@ -187,7 +187,8 @@ def test_rounding_ends_the_iteration(dtype):
     assert int(found.iterations) < 20
     assert (float(found.value[0]), float(found.residual[0]), bool(found.converged[0])) == (0, 0, True)
     assert bool(jnp.all(found.converged | (exact < 5000 * eps / temperature)))
-    np.testing.assert_allclose(found.value, exact, rtol=1e-3, atol=4 * eps / temperature)
+    # 1 − p_0 of 6 tokens: five sums and a division round by ε/2 or less each, here and again in the derivative
+    np.testing.assert_allclose(found.value, exact, rtol=1e-3, atol=10 * eps / temperature)
 
 
 def test_single_precision():
