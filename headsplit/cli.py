@@ -493,7 +493,7 @@ def figure(
         Path | None, typer.Argument(help="A folder with a stored result: drawn again, nothing is computed.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the names and what they show, and stop.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every figure, one after the other.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every figure, two at a time.")] = False,
     full: Annotated[bool, typer.Option("--full", help="The size of a paper, instead of a small one.")] = False,
     changes: Annotated[
         list[str] | None,

@@ -1,14 +1,22 @@
 """The figures by name: what each shows, computed into a folder where it is not there yet, and drawn from its store."""
 
 import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+from tqdm import tqdm
 
 NUMBERS = "numbers.json"
+COMMAND = (sys.executable, "-m", "headsplit", "figure")  # makes one
 
 
 class Entry(NamedTuple):
@@ -102,27 +110,86 @@ def make(
 
 
 def make_all(root: Path, *, full: bool, progress: bool, say: Callable[[str], Any]) -> None:
-    """Every figure, each in its folder below `root`.
+    """Every figure, each in its folder below `root` and by a process of its own, two at a time.
+
+    A process for all would not do: it may map so many pieces of memory, and compiled code takes some each.
 
     Raises:
         ValueError: names the figures that could not be made, and why; the others are.
-        Interrupted: as `make`.
+        Interrupted: Ctrl-C; what is finished is kept, and the same command goes on.
     """
-    import jax
+    from compare.lines import Interrupted
+    from sim._driver import interruptible
 
-    from compare.driver import InUse
-
-    missing = {}
-    for name in NAMES:
-        say(f"\n{name}: {title(name)}")
-        try:
-            make(name, root / folder_name(name, full=full), full=full, changes=(), progress=progress, say=say)
-        except (ValueError, OSError, ImportError, InUse) as error:
-            missing[name] = str(error)
-        # a process may map so many pieces of memory, and compiled code takes some each
-        jax.clear_caches()
+    queue = list(NAMES)
+    running: dict[str, _Process] = {}
+    missing: dict[str, str] = {}
+    bar = tqdm(total=len(queue), unit=" figures", disable=not progress)
+    signalled = False
+    try:
+        with interruptible() as interrupted:
+            while running or (queue and not signalled):
+                while queue and len(running) < 2 and not signalled:
+                    name = queue.pop(0)
+                    running[name] = _Process.begun(name, root / folder_name(name, full=full), full=full)
+                bar.set_description(", ".join(running))  # shows the time that has passed as well
+                time.sleep(0.2)
+                for name in [name for name, process in running.items() if process.has_ended]:
+                    output, why = running.pop(name).result()
+                    bar.clear()
+                    say(f"\n{name}: {title(name)}\n{output}")
+                    bar.update()
+                    if why:
+                        missing[name] = why
+                if interrupted.is_set() and not signalled:
+                    signalled = True
+                    say("interrupted: the lines at work are finished and kept (again: stop at once)")
+                    for process in running.values():
+                        process.interrupt()
+    finally:
+        bar.close()
+        for process in running.values():  # after a second Ctrl-C
+            process.interrupt()
+    if signalled:
+        raise Interrupted(f"interrupted: what is finished is kept in {root}, and the same command goes on")
     if missing:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in missing.items()))
+
+
+class _Process(NamedTuple):
+    """A figure being made by a process of its own, and what it says."""
+
+    process: subprocess.Popen
+    output: IO[str]
+    errors: IO[str]
+
+    @classmethod
+    def begun(cls, name: str, folder: Path, *, full: bool) -> "_Process":
+        command = [*COMMAND, name, "--out", str(folder), "--no-progress", *(["--full"] if full else [])]
+        output, errors = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))  # noqa: SIM115
+        # Ctrl-C reaches the driver, which passes it on: once, not twice
+        process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
+        return cls(process, output, errors)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def result(self) -> tuple[str, str]:
+        """What it printed, and why it failed, empty if it did not."""
+        texts = []
+        for file in (self.output, self.errors):
+            file.seek(0)
+            texts.append(file.read().strip())
+            file.close()
+        output, errors = texts
+        if self.process.returncode == 0:
+            return output, ""
+        last = errors.splitlines()[-1] if errors else f"exit code {self.process.returncode}"
+        return f"{output}\n{errors}".strip(), last.removeprefix("headsplit figure: ")
 
 
 def folder_name(name: str, *, full: bool) -> str:

@@ -1,8 +1,10 @@
-"""`headsplit figure`: every figure by its name, computed once, changed by --set, all of them in a row."""
+"""`headsplit figure`: every figure by its name, computed once, changed by --set, all of them two at a time."""
 
 import json
 import os
+import signal
 import sys
+import threading
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -90,12 +92,12 @@ def test_two_drivers_of_one_folder(made):
     folder = Path("results/figures/one")
     folder.mkdir(parents=True)
     with only_driver(folder):
-        for words in (["one"], ["two", "--out", str(folder)], ["--all"]):
+        for words in (["one"], ["two", "--out", str(folder)]):
             refused = call(*words)
             assert refused.exit_code == 2
             assert f"in use by another driver (process {os.getpid()} on " in refused.output.replace("\n", "")
         assert {path.name for path in folder.iterdir()} == {".lock", "driver.json"}
-    assert made == ["a", "b"]  # those of "two", in its own folder
+    assert not made
     assert call("one").exit_code == 0
 
 
@@ -132,33 +134,79 @@ def test_wrong_words_are_named(made, words, message):
     assert not made
 
 
-def test_all_go_on_after_an_interruption(made):
-    Path("stop").touch()
+# stands for `headsplit figure NAME --out FOLDER --no-progress`: takes NAME seconds, or until Ctrl-C; "bad" fails
+SLEEPER = """
+import pathlib, signal, sys, time
+name, _, folder, *options = sys.argv[1:]
+path = pathlib.Path(folder)
+path.mkdir(parents=True, exist_ok=True)
+try:
+    (path / "began").write_text(f"{time.time()} {options}")
+    print(f"numbers of {name}", flush=True)
+    time.sleep(0 if name == "bad" or (path / "went on").exists() else float(name))
+except KeyboardInterrupt:
+    (path / "went on").touch()
+    print("headsplit figure: interrupted: 1 lines are kept", file=sys.stderr)
+    sys.exit(130)
+if name == "bad":
+    print("a warning\\nheadsplit figure: out: expected another", file=sys.stderr)
+    sys.exit(2)
+(path / "ended").write_text(str(time.time()))
+"""
+
+
+@pytest.fixture
+def sleepers(monkeypatch, tmp_path):
+    """`--all` with other names, each a process that sleeps."""
+    monkeypatch.chdir(tmp_path)
+
+    def named(*names):
+        monkeypatch.setattr(figures, "COMMAND", (sys.executable, "-S", "-c", SLEEPER))
+        monkeypatch.setattr(figures, "NAMES", names)
+        monkeypatch.setattr(figures, "title", lambda name: f"shows {name}")
+
+    return named
+
+
+def test_all_are_made_two_at_a_time(sleepers):
+    sleepers("0.5", "2.5", "0.6")
+    done = call("--all", "--full")
+    assert done.exit_code == 0, done.output
+    for name in figures.NAMES:
+        assert f"{name}: shows {name}\nnumbers of {name}\n" in done.output
+    began, ended = ([float(Path(f"results/figures/{name}-full/{file}").read_text().split()[0])
+                     for name in figures.NAMES] for file in ("began", "ended"))  # fmt: skip
+    assert began[1] < ended[0] < began[2] < ended[1]
+    assert "['--no-progress', '--full']" in Path("results/figures/0.5-full/began").read_text()
+
+
+def test_all_make_the_others_when_one_cannot_be_made(sleepers):
+    sleepers("bad", "0.0")
+    done = call("--all", "--out", "here")
+    assert done.exit_code == 2
+    assert done.output.endswith("headsplit figure: bad: out: expected another\n")
+    assert "a warning" in done.output
+    assert Path("here/0.0/ended").exists()
+
+
+def test_all_pass_an_interruption_on_and_go_on_after_it(sleepers):
+    sleepers("60.0", "61.0", "0.0")
+    threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     stopped = call("--all")
     assert stopped.exit_code == 130
-    assert "1 lines are kept" in stopped.output
-    Path("stop").unlink()
-    again = call("--all")
-    assert again.exit_code == 0, again.output
-    assert made == ["a", "b", "b", "a", "b"]
-    assert "two: shows two" in again.output
-
-
-def test_all_make_the_others_when_one_cannot_be_made(made):
-    Path("results/figures").mkdir(parents=True)
-    Path("results/figures/one").touch()
-    done = call("--all")
-    assert done.exit_code == 2
-    assert "one: out: expected a folder" in done.output
-    assert Path("results/figures/two/two.pdf").exists()
-
-
-def test_all_release_their_compiled_code(made, monkeypatch):
-    """Or a process runs out of memory maps after some ten figures."""
-    released = []
-    monkeypatch.setattr("jax.clear_caches", lambda: released.append(len(made)))
+    assert stopped.output.count("1 lines are kept") == 2
+    assert not Path("results/figures/0.0").exists()
     assert call("--all").exit_code == 0
-    assert released == [2, 4]
+    assert all(Path(f"results/figures/{name}/ended").exists() for name in figures.NAMES)
+
+
+@pytest.mark.slow
+def test_all_are_made_by_the_command_itself(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(figures, "NAMES", ("dilution", "spectrum"))
+    done = call("--all")
+    assert done.exit_code == 0, done.output
+    assert all(Path(f"results/figures/{name}/{name}.pdf").exists() for name in figures.NAMES)
 
 
 def test_the_result_of_another_figure_is_not_drawn(made, monkeypatch):
