@@ -14,6 +14,7 @@ from compare.attention import distance_against_length as distance_against_length
 from compare.attention import distance_against_selected as distance_against_selected
 from compare.attention import gradient_against_temperature as gradient_against_temperature
 from compare.attention import separability_against_selected as separability_against_selected
+from compare.driver import InUse as InUse
 from compare.normalizers import gradient_against_length as gradient_against_length
 from compare.normalizers import risk_against_length as risk_against_length
 from compare.normalizers import stability_against_rate as stability_against_rate

@@ -535,7 +535,7 @@ def figure(
 @contextmanager
 def _reported(command: str) -> Iterator[None]:
     """Errors that the user can mend, as one line and an exit code."""
-    from compare.driver import InUse
+    from compare import InUse
 
     try:
         yield

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import compare
 import sim
 import theory as th
-from compare.driver import InUse
+from compare import InUse
 from headsplit.cli import app
 from headsplit.executors import ONE_THREAD, executor_for, one_thread
 from headsplit.sweep import Configuration
