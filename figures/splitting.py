@@ -159,7 +159,7 @@ def _handles(store: Store) -> list[Any]:
         *(Line2D([], [], **{**look(h), "marker": ""}, label=f"head {h + 1}, flow") for h in range(heads)),
         Line2D([], [], color="0.3", **SINGLE, label=f"{c['replicas']} runs of the chain, D = {c['dim']}"),
         Patch(facecolor=NOISE, linewidth=0, label=r"$\pm\sqrt{r_0/D}$"),
-        Line2D([], [], linestyle="", **CROSSING, label="excursions of the chain cross 0"),
+        Line2D([], [], linestyle="", **CROSSING, label="settled heads of the chain cross 0"),
     ]  # fmt: skip
 
 
