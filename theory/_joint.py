@@ -63,8 +63,8 @@ class Grid(NamedTuple):
     laid: Any = None
 
     def laid_out(self, points: Any) -> "Grid":
-        """This grid with its points as arrays: where they end may then differ between calls of compiled code."""
-        return self._replace(log_tail=0.0, seed=0, laid=points)
+        """This grid with its points as arrays, which may differ between calls of compiled code."""
+        return self._replace(log_tail=0.0, points=0, seed=0, laid=jax.tree.map(jnp.asarray, points))
 
 
 class Window(NamedTuple):
@@ -227,13 +227,13 @@ def points_of(grid: Grid, heads: int, components: int) -> tuple[Points, Points]:
     return noise, Points(split, np.full((components, each), 1 / each))
 
 
-def padded(points: Any) -> Any:
-    """Points of weight zero added up to few different numbers, for grids of many sizes to share compiled code."""
+def padded(points: Any, *, least: int = 64) -> Any:
+    """Points of weight zero added, up to `least` or a power of two beyond: few different numbers, for grids of many
+    sizes to share compiled code."""
 
     def fill(array: Any) -> np.ndarray:
         count = array.shape[-1]
-        bits = (count - 1).bit_length()
-        whole = 2 ** (bits if bits > 12 else -(-bits // 3) * 3)  # where it costs nothing a power of eight
+        whole = max(least, 2 ** (count - 1).bit_length())
         return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, whole - count)])
 
     return jax.tree.map(fill, points)

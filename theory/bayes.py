@@ -25,7 +25,16 @@ from theory._nodes import EDGE, axis_counts, bent_nodes, rounded_up, tensor_size
 from theory._products import LONGEST, Rules, capacity, laid_out, moments
 from theory._products import integrated as streamed
 from theory.activation import BayesSoftmax
-from theory.fit import MOST_NEEDED, check_points, check_rounding, fit_points, log_rare, of_one_length, points_grid
+from theory.fit import (
+    MOST_NEEDED,
+    cheap,
+    check_points,
+    check_rounding,
+    fit_points,
+    log_rare,
+    of_one_length,
+    points_grid,
+)
 from theory.method import Method, MonteCarlo, Quadrature
 from theory.order import OrderParameters
 from theory.risk import GUARD, SCRAMBLES, refused_if
@@ -63,7 +72,7 @@ def bayes_risk(task: SingleLocation, method: Method | None = None, with_error: b
         value, error = _sampled(task, int(task.length), method)
     elif isinstance(method, Quadrature):
         grid = _grid(task, method)
-        value, other = _integrated(task, grid)
+        value, other = _integrated(task, _alone(grid, task))
         if not is_concrete(task) and method.points is None:
             spread = _spreads(task, _joint.log_tail_at(GUARD))
             value = refused_if(value, _joint.too_sharp(spread, grid, GUARD))
@@ -94,8 +103,9 @@ def each_bayes_risk(
             if isinstance(fitted, MonteCarlo):
                 evaluate, shared = _sampled_at, (int(tasks.length[chosen][0]), fitted)
             else:
-                grid = _grid(first(tasks, chosen), fitted)
-                evaluate, shared = _risk_on, tuple(_with_points(grid, tasks) for grid in (grid, *_checking(grid)))
+                task = first(tasks, chosen)
+                grid = _grid(task, fitted)
+                evaluate, shared = _risk_on, tuple(_with_points(grid, task) for grid in (grid, *_checking(grid)))
             found = np.where(chosen, each(evaluate, tasks, chosen, shared), found)
     return found[0], found[1]
 
@@ -189,7 +199,7 @@ def _grid(task: SingleLocation, method: Quadrature) -> _joint.Grid:
         OWNER,
         traced=None if is_concrete(task) else (_TRACED_NODES, (each,) * task.features),
         spreads=lambda log_tail: _spreads(task, log_tail),
-        need=lambda grid: _need(task, grid),
+        need=lambda grid: _need(task, _with_points(grid, task, cheap)),
     )
 
 
@@ -201,17 +211,22 @@ def _fit_each(
         return [(method, chosen)]
 
     def need(grid: _joint.Grid, own: np.ndarray) -> np.ndarray:
-        return each(_need_at, tasks, own, _with_points(grid, tasks, _joint.padded))
+        return each(_need_at, tasks, own, _with_points(grid, first(tasks, own), cheap))
 
     log_tails = log_rare(method.tail, tasks.length)
     spreads = each(_spreads_at, (tasks, log_tails), chosen, None)
     return fit_points(method, tasks, chosen, spreads=spreads, need=need)
 
 
-def _with_points(grid: _joint.Grid, tasks: SingleLocation, changed: Callable[[Any], Any] = lambda p: p) -> _joint.Grid:
+def _with_points(grid: _joint.Grid, task: SingleLocation, changed: Callable[[Any], Any] = lambda p: p) -> _joint.Grid:
     """The grid with its points, so that compiled code serves every length."""
-    points = _joint.standard_points(grid, first(tasks, np.ones(1, bool)).features, "feature")
-    return grid.laid_out(jax.tree.map(jnp.asarray, changed(points)))
+    return grid.laid_out(changed(_joint.standard_points(grid, task.features, "feature")))
+
+
+def _alone(grid: _joint.Grid, task: SingleLocation) -> _joint.Grid:
+    """The grid for one task, as `laid_out_alone`."""
+    known = grid.laid is None and is_concrete(task)
+    return _with_points(grid, task, _joint.padded) if known else grid
 
 
 def _need_at(task: SingleLocation, grid: _joint.Grid) -> Array:
@@ -284,7 +299,7 @@ def _checking(grid: _joint.Grid) -> tuple[_joint.Grid, ...]:
 def _refinement(task: SingleLocation, checking: tuple[_joint.Grid, ...], both: tuple[Array, Array]) -> Array:
     """How far the risk may be off: by its two forms, and the grids that check its own."""
     value, other = both
-    refined, *more = [_integrated(task, grid)[0] for grid in checking]
+    refined, *more = [_integrated(task, _alone(grid, task))[0] for grid in checking]
     error = jnp.abs(value - other) + jnp.abs(value - refined)
     return error + jnp.std(jnp.stack([value, *more]), ddof=1) if more else error
 

@@ -160,6 +160,11 @@ def log_rare(tail: float, length: Any) -> Any:
     return np.log((length - 1) / (5 * tail))
 
 
+def cheap(points: Any) -> Any:
+    """Points filled up to very few numbers, for what costs little on each."""
+    return _joint.padded(points, least=2**12)
+
+
 @eqx.filter_jit
 def _spreads(scores: Scores) -> Float[Array, "N H"]:
     return eqx.filter_vmap(_joint.spreads)(scores)
@@ -168,7 +173,7 @@ def _spreads(scores: Scores) -> Float[Array, "N H"]:
 def _joint_need(laws: Law, grid: _joint.Grid) -> Float[Array, " N"]:
     """Nodes that each law of heads with one normalizer needs on the points of the grid."""
     points = _joint.points_of(grid, laws[0].noise.shape[-1], laws[0].mean.shape[-2])
-    return _need_on(laws, jax.tree.map(jnp.asarray, _joint.padded(points)), jnp.asarray(grid.tail))
+    return _need_on(laws, jax.tree.map(jnp.asarray, cheap(points)), jnp.asarray(grid.tail))
 
 
 @eqx.filter_jit
@@ -204,7 +209,7 @@ def fit_each(
         return [(Quadrature(method.tolerance, nodes, frequencies), own)]
 
     def need(grid: _joint.Grid, own: np.ndarray) -> np.ndarray:
-        points = jax.tree.map(jnp.asarray, _joint.padded(_points_at(grid, models)))
+        points = jax.tree.map(jnp.asarray, cheap(_points_at(grid, models)))
         return each(_joint_needed_at, models, own, (points, jnp.asarray(grid.tail)))
 
     return fit_points(method, models[0], chosen, spreads=each(_spreads_at, models, chosen, None), need=need)
@@ -266,7 +271,14 @@ def grid_at(method: Quadrature, models: Model, chosen: Bool[np.ndarray, " N"]) -
 
 def laid_out(grid: Grid, models: Model) -> Grid:
     """The grid with its points, so that compiled code serves every length."""
-    return grid if isinstance(grid, _heads.Grid) else grid.laid_out(jax.tree.map(jnp.asarray, _points_at(grid, models)))
+    return grid if isinstance(grid, _heads.Grid) else grid.laid_out(_points_at(grid, models))
+
+
+def laid_out_alone(grid: Grid, law: Law) -> Grid:
+    """The grid for one law, where it is known, with its points filled up: a loop over laws shares compiled code."""
+    if isinstance(grid, _heads.Grid) or not is_concrete(law):
+        return grid
+    return grid.laid_out(_joint.padded(_joint.points_of(grid, law[0].noise.shape[-1], law[0].mean.shape[-2])))
 
 
 def _points_at(grid: _joint.Grid, models: Model) -> tuple[Points, Points]:

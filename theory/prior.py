@@ -171,19 +171,26 @@ class SignFlips(Prior):
     flipped: tuple[int, ...] = eqx.field(static=True)
 
     @property
+    def features(self) -> int:  # known without making the means
+        return self.mean_.shape[-1]
+
+    @property
+    def components(self) -> int:
+        return 2 ** len(self.flipped)
+
+    @property
     def weights(self) -> Float[Array, " C"]:
-        return jnp.full(2 ** len(self.flipped), 0.5 ** len(self.flipped))
+        return jnp.full(self.components, 0.5 ** len(self.flipped))
 
     @property
     def means(self) -> Float[Array, "C F"]:
-        signs = np.zeros((2 ** len(self.flipped), self.mean_.shape[-1]))
+        signs = np.zeros((self.components, self.features))
         signs[:, list(self.flipped)] = list(itertools.product([1.0, -1.0], repeat=len(self.flipped)))
         return self.mean_[None] + jnp.asarray(signs) * self.amplitude[None]
 
     @property
     def covariances(self) -> Float[Array, "C F F"]:
-        features = self.mean_.shape[-1]
-        return jnp.zeros((2 ** len(self.flipped), features, features))
+        return jnp.zeros((self.components, self.features, self.features))
 
     @property
     def name(self) -> str:
@@ -217,6 +224,10 @@ class Gaussian(Prior):
 
     mean_: Float[Array, " F"]
     variance_: Float[Array, "..."]
+
+    @property
+    def features(self) -> int:  # known without making the means
+        return self.mean_.shape[-1]
 
     @property
     def weights(self) -> Float[Array, " C"]:

@@ -25,6 +25,7 @@ from theory.fit import (
     grid_at,
     grid_for,
     laid_out,
+    laid_out_alone,
     law_of,
 )
 from theory.method import Method, MonteCarlo, Quadrature, default_method
@@ -103,7 +104,7 @@ def evaluate_risk(
         return _sampled(task, activation, order, method)
     grid, known = _grid(task, activation, order, method)
     law = law_of(task, activation, order)
-    value, _ = _integrated(law, grid)
+    value, _ = _integrated(law, laid_out_alone(grid, law))
     if guarded and not known:
         value = refused_if(value, _exceeds(law, grid))
     return value, _refinement(law, _checking(grid), value) if with_error else None
@@ -238,7 +239,7 @@ def _checking(grid: Grid) -> tuple[Grid, ...]:
 
 def _refinement(law: Law, checking: tuple[Grid, ...], value: Array) -> Array:
     """How far `value` may be off, by the grids that check its own."""
-    finer, *scrambles = checking
+    finer, *scrambles = [laid_out_alone(grid, law) for grid in checking]
     refined, missing = _integrated(law, finer)
     if isinstance(finer, _heads.Grid):
         return jnp.abs(value - refined) + 2 * missing
