@@ -1,13 +1,16 @@
 """Sweeps: what single calls give, by code compiled once, each point the same in whatever company."""
 
+import threading
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import theory as th
 from tests.theory.states import PRIORS, random_state
-from theory import _each, flow
+from theory import _each, bayes, flow, risk
 from theory.many import bayes_risks, gradient_flows, population_risks
 
 FLIP = th.sign_flips([0.0], [1.0])
@@ -203,10 +206,13 @@ def test_a_flow_has_the_same_bits_in_any_company(step_size):
 # --- compilations ------------------------------------------------------------------------------------------------
 
 
-def compilations(call):
-    """How often the loop over points and the solver are traced."""
+SWEEPS = ((_each, "_loop"), (flow, "_solve"))
+
+
+def compilations(call, functions=SWEEPS):
+    """How often the functions of modules are traced: the loop over points and the solver, unless given."""
     counts = {}
-    for module, name in ((_each, "_loop"), (flow, "_solve")):
+    for module, name in functions:
         body, seen = traces(getattr(module, name).__wrapped__)
         counts[name] = (module, getattr(module, name), eqx.filter_jit(body), seen)
     try:
@@ -236,6 +242,23 @@ def test_a_thousand_points_are_compiled_once():
     assert compilations(lambda: softmax(grid[-3:]))["_loop"] == 2
 
 
+@pytest.mark.parametrize("name", ["Bayes risk", pytest.param("population risk", marks=pytest.mark.slow)])
+def test_single_calls_on_points_share_compiled_code(name):
+    """Of thirteen tasks with twelve pairs of counts; otherwise a long loop runs out of memory maps."""
+    tasks = [th.SingleLocation(5, snr, th.sign_flips([0.0, 0.0], [0.8, 0.5])) for snr in np.linspace(0.5, 8, 13)]
+    if name == "Bayes risk":
+        module, single = bayes, lambda task: th.bayes_risk(task, th.Quadrature(1e-4))
+        counts = {bayes.fitted_to_bayes(task, 1e-4).points for task in tasks}
+    else:
+        heads = [th.OrderParameters(m, m @ m.T) for m in (jnp.sqrt(task.snr) * jnp.eye(2) for task in tasks)]
+        exact = th.Quadrature(1e-4)
+        counts = {exact.fitted(t, th.BayesSoftmax("norm"), o).points for t, o in zip(tasks, heads, strict=True)}
+        module = risk
+        single = lambda task: th.population_risk(task, th.BayesSoftmax("norm"), heads[tasks.index(task)], exact)  # noqa: E731
+    assert len(counts) > 8
+    assert compilations(lambda: [single(task) for task in tasks], ((module, "_integrated"),))["_integrated"] <= 5
+
+
 @pytest.mark.slow
 def test_the_solver_is_compiled_as_often_for_many_points():
     def run(count):
@@ -243,6 +266,31 @@ def test_the_solver_is_compiled_as_often_for_many_points():
         gradient_flows(tasks, [th.Softmax()] * count, [start(0)] * count, [0.0, 1.0], progress=False)
 
     assert compilations(lambda: run(24)) == compilations(lambda: run(9))
+
+
+def test_threads_compute_where_their_caller_does(monkeypatch):
+    """And as many as XLA has."""
+    used = []
+    body = _each._loop
+
+    def loop(*args):
+        used.append((threading.get_ident(), jax.config.jax_default_device))
+        return body(*args)
+
+    monkeypatch.setattr(_each, "_loop", loop)
+    monkeypatch.setenv("NPROC", "3")
+    assert _each._threads() == 3
+    points, chosen = np.arange(400.0), np.arange(400) % 7 > 0
+    with jax.default_device(jax.devices()[-1]):
+        found = _each.each(_twice, points, chosen, None)
+    np.testing.assert_array_equal(found, np.where(chosen, 2 * points, np.nan))
+    assert len(used) == 3
+    assert {device for _, device in used} == {jax.devices()[-1]}
+    assert threading.get_ident() in {thread for thread, _ in used} != {threading.get_ident()}
+
+
+def _twice(point, shared):
+    return 2 * point
 
 
 # --- hopeless points and refusals --------------------------------------------------------------------------------
