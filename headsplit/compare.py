@@ -99,8 +99,10 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
 
     Raises:
         ValueError: options that are wrong, or a folder that holds another configuration.
+        InUse: another driver is at work in the folder.
         Interrupted: Ctrl-C or SIGTERM; what the simulation had is kept, and the same command goes on.
     """
+    from compare.driver import only_driver
     from compare.lines import STORE, is_complete
 
     configuration.check()
@@ -108,7 +110,9 @@ def run(configuration: Configuration, folder: Path, *, progress: bool, say: Call
     added = {name: getattr(_DEFAULT, name) for name in _ADDED}
     unfinished = "it goes on" if (folder / CHECKPOINT).exists() else "computed again"
     if not is_complete(folder, asdict(configuration), say=say, unfinished=unfinished, added=added):
-        _compute(configuration, path, progress=progress, say=say)
+        folder.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
+        with only_driver(folder):
+            _compute(configuration, path, progress=progress, say=say)
     return show(path, say=say)
 
 
@@ -169,7 +173,6 @@ def _compute(configuration: Configuration, path: Path, *, progress: bool, say: C
         activation=parse_activation(c.activation),
         replicas=c.replicas,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes of work
     say(f"SGD: {c.replicas} replicas at D = {c.dim} to τ = {c.time:g}, {c.batch} samples a step")
     checkpoint = path.with_name(CHECKPOINT)
     try:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import headsplit.compare
 from compare import agreement, align, load, save
+from compare.driver import only_driver
 from compare.lines import Interrupted
 from headsplit.cli import app
 from headsplit.compare import Configuration
@@ -52,12 +53,22 @@ def test_writes_a_store_and_figures_and_says_where(computed, tmp_path):
     done = runner.invoke(app, ["compare", "--dim", "500", "--seed", "3"])
     assert done.exit_code == 0, done.output
     folder = tmp_path / "results/compare/L10-H4-snr1-D500-seed3"
-    assert sorted(p.name for p in folder.iterdir()) == ["compare.pdf", "compare.png", "result.zarr"]
+    assert sorted(p.name for p in folder.glob("[!.]*")) == ["compare.pdf", "compare.png", "result.zarr"]
     assert "AGREES" in done.output
     assert "aligned with replica 0" in done.output
     for name in ("result.zarr", "compare.pdf", "compare.png"):
         assert f"results/compare/L10-H4-snr1-D500-seed3/{name}" in done.output
     assert load(folder / "result.zarr").configuration == asdict(Configuration(dim=500, seed=3))
+
+
+def test_a_second_driver_of_a_folder_is_refused(computed, tmp_path):
+    (tmp_path / "here").mkdir()
+    with only_driver(tmp_path / "here"):
+        refused = runner.invoke(app, ["compare", "--out", "here"])
+    assert refused.exit_code == 2
+    assert f"in use by another driver (process {os.getpid()} on " in refused.output.replace("\n", "")
+    assert computed["count"] == 0
+    assert runner.invoke(app, ["compare", "--out", "here"]).exit_code == 0
 
 
 def test_bands_can_be_left_out(computed, tmp_path):
@@ -358,7 +369,7 @@ def test_a_comparison_that_is_stopped_goes_on(monkeypatch, tmp_path):
     assert done.exit_code == 0, done.output
     monkeypatch.setattr("theory.gradient_flow", stop)
     runner.invoke(app, [*words, "--out", "whole"])
-    assert sorted(file.name for file in (tmp_path / "here").iterdir()) == ["compare.pdf", "compare.png", "result.zarr"]
+    assert sorted(file.name for file in (tmp_path / "here").glob("[!.]*")) == ["compare.pdf", "compare.png", "result.zarr"]
     here, whole = (load(tmp_path / folder / "result.zarr") for folder in ("here", "whole"))
     assert here.metadata["status"] == "complete"
     assert here["simulation"].identical(whole["simulation"])
